@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dllm_bench.caching.method import METHODS, Method
@@ -69,8 +69,29 @@ def parse_method(text: str, sets: Sequence[str] | Mapping[str, Any] = ()) -> Met
     values = split_sets(sets) if not isinstance(sets, Mapping) else dict(sets)
     prefix = f"{text}."
     values = {key.removeprefix(prefix): value for key, value in values.items()}
+    _own(text, cls, values)
     options = make_options(cls.options_class, values, owner=f"method '{text}'")
     return MethodSpec(text, ((text, options),))
+
+
+def _own(name: str, cls: type[Method], values: Mapping[str, Any]) -> None:
+    """Refuses an option that belongs to another method, and says to which."""
+    mine = {f.name for f in fields(cls.options_class)}
+    for key in values:
+        bare = key.rpartition(".")[2]
+        owners = [
+            n for n in METHODS.names() if n != name and bare in {f.name for f in fields(METHODS.get(n).options_class)}
+        ]
+        if key not in mine and owners:
+            valid = f"its options: {', '.join(sorted(mine))}" if mine else "it has no options"
+            raise UserError(f"option '{bare}' belongs to method '{owners[0]}', not to '{name}' ({valid})")
+
+
+def _has(name: str, option: str) -> bool:
+    try:
+        return option in {f.name for f in fields(METHODS.get(name).options_class)}
+    except UserError:  # a third-party method that does not load must not spoil the message
+        return False
 
 
 def split_sets(sets: Sequence[str]) -> dict[str, str]:

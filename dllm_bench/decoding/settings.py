@@ -47,14 +47,17 @@ class DecodeSettings(Options):
     )
 
     @classmethod
-    def make(cls, values: Mapping[str, Any], family: str = "llada") -> DecodeSettings:
-        """Settings from flags or keyword values, resolved and checked. Raises UserError naming what is valid."""
+    def make(cls, values: Mapping[str, Any], family: str | None = None) -> DecodeSettings:
+        """Settings from flags or keyword values, resolved and checked. Raises UserError naming what is valid.
+
+        `family` is the network's; None checks as far as that goes before a model is loaded.
+        """
         given = dict(values)
         if isinstance(given.get("fill"), str):
             given["fill"] = _range(given["fill"])
         return make_options(cls, given, owner="decode").resolve(family)
 
-    def resolve(self, family: str) -> DecodeSettings:
+    def resolve(self, family: str | None) -> DecodeSettings:
         """Fills gen_length, block_length, steps and the rule that a Dream network needs, then checks the whole."""
         made = self._with_length()
         given = [n for n in ("threshold", "factor", "tokens_per_pass") if getattr(made, n) is not None]
@@ -65,7 +68,8 @@ class DecodeSettings(Options):
             made = replace(made, alg=alg)
         if made.alg is not None:
             made = made._with_alg(given)
-        made._check_sampling(family)
+        if made.alg is not None or family is not None:
+            made._check_sampling()
         return made._with_steps()
 
     def _with_length(self) -> DecodeSettings:
@@ -101,7 +105,7 @@ class DecodeSettings(Options):
             raise UserError(f"--threshold belongs to --alg confidence_threshold, not to --alg {self.alg}")
         return self
 
-    def _check_sampling(self, family: str) -> None:
+    def _check_sampling(self) -> None:
         if self.alg is None:
             for name, unset in (("top_p", None), ("top_k", None), ("alg_temp", 0.0)):
                 if getattr(self, name) != unset:

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["DEVICES", "DTYPES", "SHORT_NAMES", "Model", "ShortName", "check_device", "check_dtype", "load_model"]
+__all__ = [
+    "DEVICES",
+    "DTYPES",
+    "SHORT_NAMES",
+    "Model",
+    "ShortName",
+    "card_of",
+    "check_device",
+    "check_dtype",
+    "load_model",
+]
 
 
 @dataclass(frozen=True)
@@ -167,6 +177,14 @@ def load_model(
     )
 
 
+def card_of(name: str) -> dict[str, Any]:
+    """What a short name's own card says (the embedded model's); empty for models that lie elsewhere."""
+    if name != "tiny" or not (_TINY / _CARD).is_file():
+        return {}
+    decode = read_json(_TINY / _CARD).get("decode", {})
+    return {"decode": ", ".join(f"{k}={v}" for k, v in decode.items()), "card": str(_TINY / "README.md")}
+
+
 def _with_ends(config: NetworkConfig, codec: TextCodec | None) -> NetworkConfig:
     """Adds the template's end-of-turn id, as the tokenizer gives it, to the ids that end an answer."""
     end = codec.token_id(codec.template.end) if codec else None
@@ -234,10 +252,10 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Hash of config.json and of each weight file's size and header (names, shapes, offsets) and first bytes."""
+    """Hash of config.json and of each weight file: whole when it is small, else its size, header and first bytes."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name}:{path.stat().st_size}".encode())
         with path.open("rb") as file:
-            digest.update(file.read(1 << 20))
+            digest.update(file.read(1 << 26))
     return digest.hexdigest()[:16]
