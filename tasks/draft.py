@@ -195,7 +195,9 @@ def locate(
     """
     found = []
     for first, last in ranges:
-        start = common_prefix(ids, codec.wrap(text[:first], ""))
-        end = len(ids) - common_suffix(ids, codec.wrap(text[last:], answer_prefix))
+        # the letter keeps white space at the cut apart from the template's, and words from the letter
+        start = common_prefix(ids, codec.wrap(f"{text[:first]}x", ""))
+        cut = len(text[:last].rstrip())
+        end = len(ids) - common_suffix(ids, codec.wrap(f"x{text[cut:]}", answer_prefix))
         found.append((start, max(start + 1, end)))
     return found
