@@ -66,7 +66,6 @@ class Draft:
         self._codec, self._pieces, self._frame, self._stream = codec, pieces, frame, stream
         self._needles, self._places = needles, places
         self._edges = pieces.edges(frame.head, frame.question, frame.answer_prefix)
-        self._known: dict[str, list[int]] = {}
         self._assembled: dict[tuple[int, str], Prompt] = {}
         self._encoded: dict[tuple[int, str], list[int]] = {}
 
@@ -99,7 +98,7 @@ class Draft:
         if self._edges is None:
             taken = len(self.encode(0))
         else:
-            needles = sum(len(self._ids(needle + "\n")) for needle in self._needles)
+            needles = sum(len(self._pieces.ids(needle + "\n")) for needle in self._needles)
             taken = len(self._edges[0]) + len(self._edges[1]) + needles
         return self._stream.fitting(tokens - taken)
 
@@ -167,7 +166,7 @@ class Draft:
                     self._check(window)
                     window = [self._stream.unit(item.last - 1)]
             else:
-                ids += self._ids(item.text)
+                ids += self._pieces.ids(item.text)
                 window.append(item.text)
             if item.needle is not None:
                 spans.append((start, len(ids)))
@@ -178,11 +177,6 @@ class Draft:
     def _check(self, window: list[str]) -> None:
         if not self._pieces.holds(tuple(window)):
             raise Inseparable
-
-    def _ids(self, text: str) -> list[int]:
-        if text not in self._known:
-            self._known[text] = self._pieces.ids(text)
-        return self._known[text]
 
 
 def locate(

@@ -42,7 +42,8 @@ def _units(size: Callable[[int], int], guess: int, limit: int, close: int) -> in
         reached = size(n)
         if reached <= limit:
             fits = n
-            if limit - reached <= close:
+            # a unit has at least one token, so more units than tokens mean a count that does not grow
+            if limit - reached <= close or n > limit:
                 return n
         else:
             over = n

@@ -35,9 +35,11 @@ class Pieces:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._anchors = {text: codec.encode(text) for text in (_LINE, _WORDS)}
+        # a sample uses its needles several times; the sizes bound the memory
+        self.ids = lru_cache(1024)(self._ids)
         self.holds = lru_cache(4096)(self._holds)
 
-    def ids(self, text: str) -> list[int]:
+    def _ids(self, text: str) -> list[int]:
         """Ids of a piece that begins with a space, or that follows a newline.
 
         Encoded behind a short anchor: some tokenizers treat the beginning of a text in a special way.

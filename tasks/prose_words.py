@@ -179,7 +179,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "the shipwright",
         "shapes the ribs; bends the planks; drives the nails; caulks the seams; tars the hull; steps the mast",
         "seasoned oak; the steam box; a straight keel; the slipway; old drawings; a tight seam",
-        "foresight; strength; good eyesight; pride in hidden work",
+        "foresight; strength; good eyesight; pride in unseen work",
     ),
     _subject(
         "printing",

@@ -27,18 +27,15 @@ class Corpus:
     """Haystack text as sentences without line breaks.
 
     Attributes:
+        text: the text itself, each run of white space collapsed to one space.
         name: where it comes from, with the first 8 hex digits of the SHA-256 of its text.
         splitter: how sentences were found: "known" (built-in), "punkt" (NLTK) or "regex".
     """
 
     name: str
+    text: str
     sentences: tuple[str, ...]
     splitter: str
-
-    @property
-    def text(self) -> str:
-        """The whole text, sentences joined by single spaces."""
-        return " ".join(self.sentences)
 
 
 def check_haystack(haystack: str | None) -> None:
@@ -61,15 +58,16 @@ def load_corpus(haystack: str | None) -> Corpus:
     check_haystack(haystack)
     if haystack is None:
         sentences = built_in_sentences()
-        return Corpus(f"built-in:{_digest(' '.join(sentences))}", sentences, "known")
+        text = " ".join(sentences)
+        return Corpus(f"built-in:{_digest(text)}", text, sentences, "known")
     splitter, split = sentence_splitter()
     text = _hub_text() if haystack == HUB else _read(Path(haystack))
-    text = re.sub(r"\s+", " ", text).strip()
-    if not text:
+    text = re.sub(r"\s+", " ", text)
+    if not text.strip():
         raise UserError(f"haystack '{haystack}' holds no text")
     name = f"hub:{HUB_DATASET}" if haystack == HUB else f"file:{Path(haystack).name}"
-    pieces = [piece for sentence in split(text) for piece in _bounded(sentence)]
-    return Corpus(f"{name}:{_digest(text)}", tuple(pieces), splitter)
+    pieces = [piece for sentence in split(text.strip()) for piece in _bounded(sentence)]
+    return Corpus(f"{name}:{_digest(text)}", text, tuple(pieces), splitter)
 
 
 def sentence_splitter() -> tuple[str, Callable[[str], list[str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import overload
@@ -31,6 +31,10 @@ class WordPairs(Sequence[str]):
 
     def __len__(self) -> int:
         return self._size
+
+    def __iter__(self) -> Iterator[str]:
+        for block in self._blocks:
+            yield from (block + noun for noun in self._nouns) if isinstance(block, str) else block
 
     @overload
     def __getitem__(self, index: int) -> str: ...

@@ -97,7 +97,7 @@ def test_the_task_gives_the_sequence_in_any_order(tmp_path):
 
 def test_a_length_for_which_lm_eval_makes_nothing_is_an_error():
     task = RulerNiah(BpeCodec(), RulerOptions(compat="lm_eval"))
-    with pytest.raises(UserError, match="makes no sample of multikey_3 .* minimum is about 3"):
+    with pytest.raises(UserError, match=r"makes no sample of multikey_3 .* minimum is about 3"):
         task.sample("multikey_3", 0, ctx=200, gen_length=128, seed=0)
 
 

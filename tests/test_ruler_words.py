@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,17 @@ def test_the_list_is_identical():
     words = word_pairs()
     assert len(words) == GOLDEN["n_words"] == 6_171_620
     assert {key: words[int(key)] for key in GOLDEN["words_probe"]} == GOLDEN["words_probe"]
-    digest = hashlib.sha256()
-    for start in range(0, len(words), 500_000):
-        digest.update(("\n" * (start > 0) + "\n".join(words[start : start + 500_000])).encode())
+    digest = hashlib.sha256(words[0].encode())
+    rest = islice(words, 1, None)
+    while chunk := list(islice(rest, 100_000)):
+        digest.update("".join(f"\n{word}" for word in chunk).encode())
     assert digest.hexdigest() == GOLDEN["words_sha256"]
+
+
+def test_access_and_iteration_agree():
+    words = word_pairs()
+    wanted = {i: words[i] for i in range(0, len(words), 9_973)}
+    assert {i: word for i, word in enumerate(words) if i % 9_973 == 0} == wanted
 
 
 def test_the_list_is_a_sequence():
