@@ -12,6 +12,7 @@ from ruler_codecs import TEMPLATE, BpeCodec, RegexCodec, leading_space_codec, wo
 from dllm_bench.errors import ChoiceError, UserError
 from dllm_bench.options import make_options
 from dllm_bench.running.task import TASKS
+from dllm_bench.tasks import ruler_prompt
 from dllm_bench.tasks.ruler import FILL, RulerNiah, RulerOptions
 from dllm_bench.tasks.ruler_prompt import NOISE, SETTINGS
 
@@ -90,21 +91,40 @@ def test_the_haystack_is_encoded_once_where_pieces_add_up(make, whole):
     assert (task.codec.encoded_characters > 4 * 20_000) == whole
 
 
+WORDS = r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+[\r\n]*|\s"
+
+
 def test_a_tokenizer_that_deceives_short_checks_gets_the_whole_encoding():
     """Tokens that depend on the far context: only comparing whole prompts can notice that."""
 
     class Nonlocal(RegexCodec):
         def encode(self, text):
             ids = super().encode(text)
-            return [i + 1 if len(ids) > 500 and k % 97 == 0 else i for k, i in enumerate(ids)]
+            return [i + 10**6 if len(ids) > 2500 and k % 97 == 0 else i for k, i in enumerate(ids)]
 
-    task = RulerNiah(Nonlocal(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+[\r\n]*|\s"))
-    sample = task.sample("single_1", 3, ctx=4096, gen_length=128, seed=0)
-    [span] = sample.spans["needle"]
+        def decode(self, ids):
+            return super().decode([i % 10**6 for i in ids])
+
+    codec = Nonlocal(WORDS)
+    sample = RulerNiah(codec).sample("single_1", 3, ctx=4096, gen_length=128, seed=0)
     assert FILL * 4096 <= sample.actual_ctx <= 4096
-    assert sum(i >= 0 for i in sample.prompt_ids[span[0] : span[1]]) >= 20
-    reference = RulerNiah(word_codec()).sample("single_1", 3, ctx=4096, gen_length=128, seed=0)
-    assert list(sample.prompt_ids) != list(reference.prompt_ids)
+    assert max(sample.prompt_ids) >= 10**6
+    assert list(sample.prompt_ids) == codec.wrap(codec.decode(sample.prompt_ids))
+
+
+def test_a_token_over_a_joint_in_some_samples_only():
+    """A single token for the end of a line and the beginning of a needle whose key begins with a to f."""
+    codec = RegexCodec(r" again\.\nOne of the special magic numbers for [a-f]|" + WORDS)
+    task = RulerNiah(codec)
+    long = 0
+    for index in range(40):
+        sample = task.sample("single_1", index, ctx=1024, gen_length=128, seed=0)
+        assert list(sample.prompt_ids) == codec.wrap(codec.decode(sample.prompt_ids))
+        [(start, stop)] = sample.spans["needle"]
+        assert sample.references[0] in codec.decode(sample.prompt_ids[start:stop])
+        long += codec.decode(sample.prompt_ids[start : start + 1]).startswith(" again.")
+    assert 0 < long < 40
+    assert all(task._sound.values())  # so the sample's own joints must have told
 
 
 @pytest.mark.parametrize("subset", SUBSETS)
@@ -177,6 +197,21 @@ def test_no_key_or_value_comes_twice():
     found = NEEDLE.findall(task.codec.decode(sample.prompt_ids))
     assert len({key for _, key, _ in found}) == 1
     assert len({value for _, _, value in found}) == len(found) == 4
+
+
+def test_a_key_or_value_that_comes_again_is_drawn_again(monkeypatch):
+    monkeypatch.setattr(ruler_prompt, "_draw", lambda kind, rng: str(int(rng.random() * 60)))
+    setting = SETTINGS["multiquery"]
+    for seed in range(20):
+        needles = ruler_prompt.draw_needles(setting, random.Random(seed))
+        assert len(needles.taken) == 8
+        decoy = ruler_prompt.draw_decoys(setting, needles, random.Random(seed))
+        found = [
+            one
+            for line in [*needles.sentences, decoy(20)] + [decoy(k) for k in range(20)]
+            for one in NEEDLE.fullmatch(line).groups()[1:]
+        ]
+        assert len(set(found)) == len(found) == 8 + 42
 
 
 def test_wording_and_layout():
