@@ -106,10 +106,12 @@ def test_a_tokenizer_that_deceives_short_checks_gets_the_whole_encoding():
             return super().decode([i % 10**6 for i in ids])
 
     codec = Nonlocal(WORDS)
-    sample = RulerNiah(codec).sample("single_1", 3, ctx=4096, gen_length=128, seed=0)
-    assert FILL * 4096 <= sample.actual_ctx <= 4096
-    assert max(sample.prompt_ids) >= 10**6
-    assert list(sample.prompt_ids) == codec.wrap(codec.decode(sample.prompt_ids))
+    task = RulerNiah(codec)
+    for index in range(1, 7):  # a few samples are compared by themselves, so more than one is looked at
+        sample = task.sample("single_1", index, ctx=4096, gen_length=128, seed=0)
+        assert FILL * 4096 <= sample.actual_ctx <= 4096
+        assert max(sample.prompt_ids) >= 10**6
+        assert list(sample.prompt_ids) == codec.wrap(codec.decode(sample.prompt_ids))
 
 
 def test_a_token_over_a_joint_in_some_samples_only():
