@@ -1,0 +1,1 @@
+"""The commands of `dllm-bench`, one file each; they import nothing heavy before they run."""
