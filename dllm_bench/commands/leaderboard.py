@@ -54,9 +54,7 @@ def stored_rows(folder: Path | None) -> tuple[Path, list[Row]]:
 def leaderboard(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="DIR", help="Results folder; results/runs, else results/reference.", show_default=False
-        ),
+        typer.Argument(metavar="DIR", help="Results folder; results/runs, else results/reference.", show_default=False),
     ] = None,
     format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
     by_subset: Annotated[bool, typer.Option("--by-subset", help="Show the task's subsets apart.")] = False,

@@ -16,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dllm_bench.reporting.leaderboard import Cell, Entry, Section
+from dllm_bench.running.lengths import ctx_name
 
-__all__ = ["ctx_name", "describe_decode", "print_sections", "records", "to_csv", "to_json", "to_markdown"]
+__all__ = ["describe_decode", "print_sections", "records", "to_csv", "to_json", "to_markdown"]
 
 _ABSENT = "–"
+_USUAL = {"remasking": "low_confidence", "confidence_dtype": "auto", "eos_stop": True}
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,6 @@ _COLUMNS = (
 
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
-
-
-def ctx_name(ctx: int | None) -> str:
-    """2048 -> 2k; lengths that are no multiple of 1024 as they are."""
-    if ctx is None:
-        return _ABSENT
-    return f"{ctx // 1024}k" if ctx >= 1024 and ctx % 1024 == 0 else str(ctx)
 
 
 def print_sections(sections: Iterable[Section], console: Console) -> None:
@@ -107,7 +102,7 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
     for cell in section.cells:
         for entry in cell.entries:
             first = entry is cell.entries[0]
-            lead = [ctx_name(cell.ctx) if first else "", *([(cell.subset or "all") if first else ""] if apart else [])]
+            lead = [_ctx(cell) if first else "", *([(cell.subset or "all") if first else ""] if apart else [])]
             name = entry.label.replace("+", "\n+").replace(" [", "\n[").replace(", ", ",\n") if stacked else entry.label
             middle = [str(entry.n), *([str(entry.failed) if entry.failed else ""] if failed else [])]
             style = "dim" if entry.n == 0 else None
@@ -179,12 +174,18 @@ def describe_decode(entries: Sequence[Entry]) -> str:
         if all(other.get(name) == value for other in settings)
     }
     order = ["gen_length", "block_length", *sorted(shared.keys() - {"gen_length", "block_length"})]
-    told = [f"{name} {_plain(shared[name])}" for name in order if name in shared and not _is_off(name, shared[name])]
+    told = [
+        f"{name} {_plain(shared[name])}" for name in order if name in shared and not _is_off(name, shared[name], shared)
+    ]
     return ", ".join(told) or "settings that differ by method"
 
 
-def _is_off(name: str, value: Any) -> bool:
-    return value is None or value == "" or (name not in ("eos_stop",) and value in (0, False))
+def _is_off(name: str, value: Any, shared: Mapping[str, Any]) -> bool:
+    """Whether a setting is unset or at its usual value, or rules nothing beside the rule that is set."""
+    if value is None or value == _USUAL.get(name, 0):
+        return True
+    ruled = any(shared.get(rule) is not None for rule in ("threshold", "factor", "tokens_per_pass"))
+    return (name == "steps" and ruled) or (name == "eps" and shared.get("alg") is None)
 
 
 def _plain(value: Any) -> str:
@@ -269,10 +270,14 @@ def to_markdown(sections: Iterable[Section]) -> str:
         ]
         for cell in section.cells:
             for entry in cell.entries:
-                lead = [ctx_name(cell.ctx), cell.subset or "all", entry.label, str(entry.n), str(entry.failed)]
+                lead = [_ctx(cell), cell.subset or "all", entry.label, str(entry.n), str(entry.failed)]
                 lines.append(_line([*lead, _percent(entry.accuracy), _interval(entry).strip(), *numbers[id(entry)]]))
         parts.append("\n".join([*lines, "", *(f"{line}  " for line in _caption(section).splitlines())]))
     return "\n\n".join(parts)
+
+
+def _ctx(cell: Cell) -> str:
+    return _ABSENT if cell.ctx is None else ctx_name(cell.ctx)
 
 
 def _line(cells: Iterable[str]) -> str:
