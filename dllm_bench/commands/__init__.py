@@ -1,1 +1,1 @@
-"""The commands of `dllm-bench`, one file each; they import nothing heavy before they run."""
+"""One file per command of the command line."""

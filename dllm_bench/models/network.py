@@ -91,8 +91,8 @@ class Network:
         bias = None if w.qkv_bias is None else w.qkv_bias[start:stop]
         joint = F.linear(self._norm(x, w.attn_norm), w.qkv[start:stop], bias)
         self.counters.projected_rows += x.shape[0] * x.shape[1]
-        parts = joint.split([sizes[n] for n in want], dim=-1)
-        return tuple(p.unflatten(-1, (-1, c.head_dim)).transpose(1, 2) for p in parts)
+        parts = torch.split(joint, [sizes[n] for n in want], dim=-1)
+        return tuple(p.view(*p.shape[:2], -1, c.head_dim).transpose(1, 2) for p in parts)
 
     def rope(self, t: Tensor, positions: Tensor | slice) -> Tensor:
         """Rotates t [B, heads, M, d] to absolute positions; half-split pairs.

@@ -39,7 +39,7 @@ class Sample:
         gen_length: generation budget in tokens for which the length was fitted.
         nominal_ctx: the context length that was asked for; None where a task has no such axis.
         until: stop strings, applied to the decoded text.
-        spans: named half-open ranges of prompt positions, such as each needle's ("needle"), or the shared affix ("affix").
+        spans: named half-open ranges of prompt positions: each needle's ("needle"), the shared affix ("affix").
         meta: facts for the row that the task documents (needle depths in percent, haystack, truncated, …).
     """
 

@@ -1,0 +1,5 @@
+"""`python -m dllm_bench`."""
+
+from dllm_bench.cli import main
+
+main()

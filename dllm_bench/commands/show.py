@@ -1,0 +1,130 @@
+"""`dllm-bench list` and `dllm-bench show`: what there is, and what one method does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dllm_bench.errors import UserError, choice
+
+if TYPE_CHECKING:
+    from dllm_bench.caching.method import Method
+    from dllm_bench.options import Options
+    from dllm_bench.registry import Registry
+    from dllm_bench.running.task import Task
+
+__all__ = ["list_things", "show"]
+
+KINDS = ("methods", "tasks", "models")
+
+
+def list_things(kind: str = typer.Argument(..., metavar="methods|tasks|models", help="What to list.")) -> None:
+    """List methods, tasks or models, with one line each."""
+    if kind not in KINDS:
+        raise choice("kind", kind, KINDS)
+    rows = {"methods": _methods, "tasks": _tasks, "models": _models}[kind]()
+    _table([kind.removesuffix("s"), "what it is"], rows)
+
+
+def show(name: str = typer.Argument(..., help="A method, task or model name.")) -> None:
+    """Show a method's paper, cost and options with their defaults (or a task's, or a model's)."""
+    from dllm_bench.caching.method import METHODS
+    from dllm_bench.models.hub import SHORT_NAMES
+    from dllm_bench.running.task import TASKS
+
+    if name in METHODS.names():
+        _show_method(METHODS.get(name))
+    elif name in TASKS.names():
+        _show_task(TASKS.get(name))
+    elif name in SHORT_NAMES:
+        _show_model(name)
+    else:
+        raise choice("name", name, [*METHODS.names(), *TASKS.names(), *SHORT_NAMES])
+
+
+def _methods() -> list[tuple[str, ...]]:
+    from dllm_bench.caching.method import METHODS
+
+    return [(name, _summary(METHODS, name)) for name in METHODS.names()]
+
+
+def _tasks() -> list[tuple[str, ...]]:
+    from dllm_bench.running.task import TASKS
+
+    return [(name, _summary(TASKS, name)) for name in TASKS.names()]
+
+
+def _summary(registry: Registry[Any], name: str) -> str:
+    try:
+        return str(registry.get(name).summary)
+    except UserError as error:  # one broken plug-in must not hide the others
+        return f"does not load: {error}"
+
+
+def _models() -> list[tuple[str, ...]]:
+    from dllm_bench.models.hub import SHORT_NAMES
+
+    return [
+        (name, short.summary + (f" ({short.source})" if short.source else "")) for name, short in SHORT_NAMES.items()
+    ]
+
+
+def _show_method(cls: type[Method]) -> None:
+    typer.echo(f"{cls.name}: {cls.summary}")
+    typer.echo(f"paper  {cls.paper}")
+    typer.echo(f"cost   {cls.cost}")
+    _options(cls.options_class, "--set")
+
+
+def _show_task(cls: type[Task]) -> None:
+    typer.echo(f"{cls.name} (version {cls.version}): {cls.summary}")
+    typer.echo(f"source   {cls.source}")
+    typer.echo(f"subsets  {', '.join(cls.subsets)} (default {cls.default_subset})")
+    _options(cls.options_class, "--task-set")
+
+
+def _show_model(name: str) -> None:
+    from dllm_bench.models.hub import SHORT_NAMES, card_of
+
+    short = SHORT_NAMES[name]
+    typer.echo(f"{name}: {short.summary}")
+    if short.source:
+        typer.echo(f"hub       {short.source}")
+        typer.echo(f"revision  {short.revision or 'main (not pinned)'}")
+        typer.echo(f"template  {short.chat_template}")
+    for key, value in card_of(name).items():
+        typer.echo(f"{key}  {value}")
+
+
+def _options(cls: type[Options], flag: str) -> None:
+    from dllm_bench.options import describe
+
+    rows = [(key, kind, _shown(default), text) for key, kind, default, text in describe(cls)]
+    if not rows:
+        typer.echo("options  none")
+        return
+    typer.echo(f"options ({flag} key=value)")
+    _table(["option", "type", "default", "meaning"], rows)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[" + ",".join(_shown(v) for v in value) + "]"
+    return "none" if value is None else str(value)
+
+
+def _table(header: list[str], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for i, title in enumerate(header):
+        table.add_column(title, no_wrap=i == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, markup=False)

@@ -1,0 +1,261 @@
+"""Model names to loaded models: the embedded one, local folders, and hub ids."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.errors import UserError, choice, nearest
+from dllm_bench.lazy import LazyModule
+from dllm_bench.models.checkpoint import load_network, read_config, read_json
+from dllm_bench.models.config import NetworkConfig, scale_rope
+from dllm_bench.models.text import TextCodec, load_codec
+
+if TYPE_CHECKING:
+    import torch
+
+    from dllm_bench.models.network import Network
+else:
+    torch = LazyModule("torch")
+
+__all__ = [
+    "DEVICES",
+    "DTYPES",
+    "SHORT_NAMES",
+    "Model",
+    "ShortName",
+    "card_of",
+    "check_device",
+    "check_dtype",
+    "load_model",
+]
+
+
+@dataclass(frozen=True)
+class ShortName:
+    """A name for a checkpoint: where it lies, and what its files do not say."""
+
+    source: str
+    revision: str | None
+    chat_template: str
+    summary: str
+
+
+# Revisions: the hub snapshots that public logs of these models name; None follows the hub's main branch.
+SHORT_NAMES: dict[str, ShortName] = {
+    "tiny": ShortName("", None, "auto", "embedded model: LLaDA's architecture, trained by scripts/train_tiny.py"),
+    "llada-8b-instruct": ShortName(
+        "GSAI-ML/LLaDA-8B-Instruct", "08b83a6feb34df1a6011b80c3c00c7563e963b07", "llada", "LLaDA 8B, instruction-tuned"
+    ),
+    "llada-8b-base": ShortName(
+        "GSAI-ML/LLaDA-8B-Base", "0f2787f2d87eac5eed8a087d5ecd24277e6255b2", "plain", "LLaDA 8B, pre-trained"
+    ),
+    "llada-1.5": ShortName(
+        "GSAI-ML/LLaDA-1.5", "43716255dd5ce01192bcfc073a2557e969a2f271", "llada", "LLaDA 1.5 8B, preference-tuned"
+    ),
+    "dream-7b-instruct": ShortName(
+        "Dream-org/Dream-v0-Instruct-7B",
+        "05334cb9faaf763692dcf9d8737c642be2b2a6ae",
+        "dream",
+        "Dream 7B, instruction-tuned",
+    ),
+    "dream-7b-base": ShortName("Dream-org/Dream-v0-Base-7B", None, "plain", "Dream 7B, pre-trained"),
+}
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+_TINY = Path(__file__).parent / "tiny"
+_CARD = "dllm_bench.json"
+_FILES = ["*.json", "*.safetensors", "merges.txt"]
+
+
+@dataclass
+class Model:
+    """A loaded model: the network, its text codec, and what identifies it in a row.
+
+    Attributes:
+        name: as the user gave it. revision: hub revision, None for a folder.
+        fingerprint: hash of config.json and of the weight files' headers and sizes.
+        decode_defaults: decode settings of the model's own card (`dllm_bench.json`), empty without one.
+    """
+
+    name: str
+    revision: str | None
+    fingerprint: str
+    network: Network
+    dtype: str
+    device: str
+    rope_scaling: str | None
+    folder: Path
+    decode_defaults: dict[str, Any] = field(default_factory=dict)
+    _codec: TextCodec | None = None
+
+    @property
+    def config(self) -> NetworkConfig:
+        return self.network.config
+
+    @property
+    def family(self) -> str:
+        return self.config.family
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    @property
+    def has_codec(self) -> bool:
+        return self._codec is not None
+
+    @property
+    def codec(self) -> TextCodec:
+        """Tokenizer and chat template. Raises UserError when the checkpoint ships no tokenizer."""
+        if self._codec is None:
+            raise UserError(f"{self.folder} has no tokenizer.json, so only --prompt-ids works with it")
+        return self._codec
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._codec.template.name if self._codec else None
+
+
+def check_dtype(dtype: str) -> None:
+    """Raises UserError for an unknown dtype name, without importing torch."""
+    if dtype not in DTYPES:
+        raise choice("dtype", dtype, DTYPES)
+
+
+def check_device(device: str) -> None:
+    """Raises UserError for a device that is not auto, cpu, cuda or cuda:N, without importing torch."""
+    if device not in DEVICES and not re.fullmatch(r"cuda:\d+", device):
+        raise choice("device", device, [*DEVICES, "cuda:0"])
+
+
+def load_model(
+    spec: str = "tiny",
+    dtype: str = "auto",
+    device: str = "auto",
+    rope_scaling: str | None = None,
+    chat_template: str = "auto",
+    revision: str | None = None,
+) -> Model:
+    """Loads a short name, a local folder, or a hub id.
+
+    Args:
+        spec: a name of SHORT_NAMES, a folder with config.json and safetensors, or OWNER/NAME on the hub.
+        dtype: one of DTYPES; auto is float32 on a CPU and bfloat16 on a GPU.
+        device: auto, cpu, cuda or cuda:N.
+        rope_scaling: "ntk:FACTOR" multiplies rope_theta.
+        chat_template: auto, llada, dream or plain.
+        revision: hub revision instead of the pinned one.
+
+    Raises:
+        UserError: one line naming the file, tensor or option that is wrong.
+    """
+    check_dtype(dtype)
+    check_device(device)
+    folder, revision, template = _resolve(spec, revision)
+    architecture, config = read_config(folder)
+    config = scale_rope(config, rope_scaling)
+    codec = load_codec(folder, config.family, template if chat_template == "auto" else chat_template)
+    config = _with_ends(config, codec)
+    where = _device(device)
+    kind = _dtype(dtype, where)
+    card = folder / _CARD
+    return Model(
+        name=spec,
+        revision=revision,
+        fingerprint=_fingerprint(folder),
+        network=load_network(folder, architecture, config, kind, where),
+        dtype=str(kind).removeprefix("torch."),
+        device=str(where),
+        rope_scaling=None if rope_scaling in (None, "none") else rope_scaling,
+        folder=folder,
+        decode_defaults=dict(read_json(card).get("decode", {})) if card.is_file() else {},
+        _codec=codec,
+    )
+
+
+def card_of(name: str) -> dict[str, Any]:
+    """What a short name's own card says (the embedded model's); empty for models that lie elsewhere."""
+    if name != "tiny" or not (_TINY / _CARD).is_file():
+        return {}
+    decode = read_json(_TINY / _CARD).get("decode", {})
+    return {"decode": ", ".join(f"{k}={v}" for k, v in decode.items()), "card": str(_TINY / "README.md")}
+
+
+def _with_ends(config: NetworkConfig, codec: TextCodec | None) -> NetworkConfig:
+    """Adds the template's end-of-turn id, as the tokenizer gives it, to the ids that end an answer."""
+    end = codec.token_id(codec.template.end) if codec else None
+    if end is None or end in config.eos_ids:
+        return config
+    return replace(config, eos_ids=(*config.eos_ids, end))
+
+
+def _resolve(spec: str, revision: str | None) -> tuple[Path, str | None, str]:
+    """Folder, hub revision and chat template of a model name."""
+    path = Path(spec).expanduser()
+    if spec == "tiny":
+        return _TINY, None, "auto"
+    if spec in SHORT_NAMES:
+        short = SHORT_NAMES[spec]
+        revision = revision or short.revision
+        return _download(short.source, revision), revision, short.chat_template
+    if path.is_dir():
+        return path, None, "auto"
+    looks_like_path = spec.startswith((".", "/", "~")) or path.exists() or spec.count("/") > 1
+    if spec.count("/") == 1 and not looks_like_path:
+        return _download(spec, revision), revision, "auto"
+    if looks_like_path:
+        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        near = nearest(path.name, siblings)
+        hint = f" (nearest there: {path.parent / near})" if near else ""
+        raise UserError(f"model folder {path} does not exist{hint}")
+    raise choice("model", spec, SHORT_NAMES)
+
+
+def _download(source: str, revision: str | None) -> Path:
+    """A hub snapshot: data files only, taken from the local cache when they are there."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_FILES, local_files_only=True))
+    except Exception:
+        pass
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_FILES))
+    except Exception as error:  # the hub client raises many kinds; each means that the files are not to be had
+        reason = str(error).split("\n")[0][:200] or type(error).__name__
+        raise UserError(f"cannot get {source} from the hub ({reason}); give --model a local folder instead") from None
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda"):
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise UserError(f"device '{device}' is not there: this torch sees no CUDA GPU; nearest valid: cpu")
+        index = int(device.partition(":")[2] or 0)
+        if index >= count:
+            raise UserError(f"device '{device}' is not there; nearest valid: cuda:{count - 1}")
+        return torch.device("cuda", index)
+    return torch.device("cpu")
+
+
+def _dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    found: torch.dtype = getattr(torch, dtype)
+    return found
+
+
+def _fingerprint(folder: Path) -> str:
+    """Hash of config.json and of each weight file: whole when it is small, else its size, header and first bytes."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{path.name}:{path.stat().st_size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(1 << 26))
+    return digest.hexdigest()[:16]

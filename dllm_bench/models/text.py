@@ -1,0 +1,173 @@
+"""Text to ids and back: fast tokenizers, and the chat templates of LLaDA and Dream as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.errors import UserError, choice
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["TEMPLATES", "ChatTemplate", "TextCodec", "load_codec"]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """One user turn and the opened answer, as text with special tokens.
+
+    Attributes:
+        bos: token that starts a prompt; empty where the family has none.
+        head: text before the user's words; tail: text after them, up to the place where the answer starts.
+        end: the token that ends a turn; empty for a bare prompt.
+        joint: text between the user's words and an answer prefix when there is no assistant turn.
+    """
+
+    name: str
+    bos: str
+    head: str
+    tail: str
+    end: str
+    joint: str = ""
+
+    def render(self, user: str, answer_prefix: str) -> str:
+        """The whole prompt as text; the user's words are stripped of outer blanks, as in the official template."""
+        return self.bos + self.head + user.strip() + self.tail + (self.joint if answer_prefix else "") + answer_prefix
+
+
+# LLaDA: the shipped template with its generation prompt mended, as d2Cache and ZHZisZZ/dllm do; Dream: Qwen's ChatML.
+_TURN = "<|start_header_id|>{}<|end_header_id|>\n\n"
+TEMPLATES: dict[str, ChatTemplate] = {
+    "llada": ChatTemplate(
+        "llada", "<|startoftext|>", _TURN.format("user"), "<|eot_id|>" + _TURN.format("assistant"), "<|eot_id|>"
+    ),
+    "dream": ChatTemplate(
+        "dream",
+        "",
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>",
+    ),
+    "plain": ChatTemplate("plain", "", "", "", "", joint=" "),
+}
+# Tokens that start a bare prompt, by family: base-model evaluations of both prepend them.
+_PLAIN_BOS = ("<|startoftext|>", "<|beginoftext|>")
+
+
+class TextCodec:
+    """A tokenizer with its chat template; satisfies the `Codec` protocol of tasks.
+
+    Special tokens are recognised inside rendered templates, never added by the tokenizer itself, so BOS stands exactly
+    once. Text from users and tasks is tokenised the same way: a special token spelled in it counts as that token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of bare text: no BOS, no template."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out; ids that the tokenizer does not know are left out too."""
+        known = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        text: str = self.tokenizer.decode([i for i in ids if 0 <= i < known], skip_special_tokens=True)
+        return text
+
+    def render(self, user: str, answer_prefix: str = "") -> str:
+        """The exact prompt text."""
+        return self.template.render(user, answer_prefix)
+
+    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
+        """Prompt ids: template around one user turn, then the answer prefix."""
+        return self.encode(self.render(user, answer_prefix))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, None where the tokenizer has none."""
+        found: int | None = self.tokenizer.token_to_id(token) if token else None
+        return found
+
+    def identity(self) -> str:
+        """Hash of tokenizer and template."""
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> str:
+        parts = [self.tokenizer.to_str(), self.template.name, self.template.render("\x00", "\x01")]
+        return hashlib.sha256("\x02".join(parts).encode()).hexdigest()[:16]
+
+
+def load_codec(folder: Path, family: str, template: str = "auto") -> TextCodec | None:
+    """The codec of a checkpoint folder; None when it ships no tokenizer.
+
+    `template` is a name of TEMPLATES, or "auto": the family's own when the tokenizer has its tokens, else "plain".
+    """
+    if template != "auto" and template not in TEMPLATES:
+        raise choice("chat template", template, ["auto", *TEMPLATES])
+    tokenizer = _load_tokenizer(folder)
+    if tokenizer is None:
+        return None
+    chosen = TEMPLATES[template] if template != "auto" else _auto(tokenizer, family)
+    missing = [t for t in (chosen.bos, chosen.end) if t and tokenizer.token_to_id(t) is None]
+    if missing:
+        raise UserError(
+            f"{folder}: chat template '{chosen.name}' needs {missing[0]}; nearest valid: --chat-template plain"
+        )
+    if chosen.name == "plain":
+        bos = next((t for t in _PLAIN_BOS if tokenizer.token_to_id(t) is not None), "")
+        chosen = ChatTemplate("plain", bos, "", "", "", joint=" ")
+    return TextCodec(tokenizer, chosen)
+
+
+def _auto(tokenizer: Tokenizer, family: str) -> ChatTemplate:
+    own = TEMPLATES.get(family, TEMPLATES["plain"])
+    fits = all(tokenizer.token_to_id(t) is not None for t in (own.bos, own.end) if t)
+    return own if fits and own.end else TEMPLATES["plain"]
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer | None:
+    """tokenizer.json directly; otherwise (vocab.json + merges.txt) through transformers' conversion."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise UserError(f"{path} is not a tokenizer file: {error}") from None
+    if not (folder / "vocab.json").is_file() or not (folder / "merges.txt").is_file():
+        return None
+    return _converted(folder)
+
+
+def _converted(folder: Path) -> Tokenizer:
+    """A byte-level BPE from vocab.json and merges.txt (Dream ships these), with the added tokens of its config."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex as TokenRegex
+
+    split = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    made: Any = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(TokenRegex(split), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    config = folder / "tokenizer_config.json"
+    table = json.loads(config.read_text(encoding="utf-8")).get("added_tokens_decoder", {}) if config.is_file() else {}
+    for _, entry in sorted(table.items(), key=lambda pair: int(pair[0])):
+        token = AddedToken(entry["content"], special=bool(entry.get("special")), normalized=False)
+        (made.add_special_tokens if entry.get("special") else made.add_tokens)([token])
+    return made  # type: ignore[no-any-return]
