@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["execute", "run"]
 
+_DECODE_NAMES = (
+    *("gen_length", "block_length", "steps", "threshold", "factor", "tokens_per_pass", "remasking"),
+    *("temperature", "top_p", "top_k", "cfg_scale", "alg", "alg_temp", "eps"),
+)
 _DECODE = "Decoding"
 _MODEL = "Model"
 
@@ -104,16 +109,14 @@ def run(
     given = locals()
     from dllm_bench.running.spec import Request
 
-    names = ("gen_length", "block_length", "steps", "threshold", "factor", "tokens_per_pass", "remasking")
-    names += ("temperature", "top_p", "top_k", "cfg_scale", "alg", "alg_temp", "eps")
-    decode = {name: given[name] for name in names if given[name] is not None}
+    decode = {name: given[name] for name in _DECODE_NAMES if given[name] is not None}
     if no_eos_stop:
         decode["eos_stop"] = False
     request = Request(method, task, ctx or (), subset or (), samples, seed, decode, set_ or (), task_set or ())
     load = {name: given[name] for name in ("dtype", "device", "rope_scaling", "chat_template", "revision")}
     code = execute(request, {"spec": model, **load}, out, fresh)
     if code:
-        raise typer.Exit(code)
+        sys.exit(code)
 
 
 def execute(request: Request, load: Mapping[str, Any], out: Path, fresh: bool) -> int:
