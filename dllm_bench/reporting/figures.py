@@ -72,13 +72,14 @@ def save(sections: Sequence[Section], file: Path) -> None:
 def draw(sections: Sequence[Section]) -> Figure:
     """The figure: per setting a row with score and speed, and rows of heat maps where there are needles."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     blocks = [block for section in sections for block in _blocks(section)]
     if not blocks:
         raise UserError("there is nothing to draw: no stored sample has a context length")
     look = looks((label for block in blocks for label in block.curves), BASELINE)
     heights = [_LINES_HEIGHT + _MAP_HEIGHT * _map_rows(block) for block in blocks]
-    figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, sum(heights)), layout=ConstrainedLayoutEngine(wspace=0.04, hspace=0.03))
     parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)
     for part, block in zip(parts[:, 0], blocks, strict=True):
         _draw_block(part, block, look)
@@ -123,7 +124,7 @@ def _draw_lines(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:
             speeds = [(e.actual_ctx, e.useful_tokens_per_second, e.useful_tokens_per_second_interval) for e in entries]
             _line(right, look[label], speeds, alpha)
     left.set(title="Score, with 95 % interval", ylabel="score in %", ylim=(-4, 104))
-    right.set(title="Speed, with 95 % interval", ylabel="useful tokens per second of decoding")
+    right.set(title="Speed, with 95 % interval", ylabel="useful tokens per second")
     _speed_axis(right, [e for entries in block.curves.values() for e in entries])
     contexts = [e.actual_ctx for entries in block.curves.values() for e in entries if e.actual_ctx]
     for axes in (left, right):

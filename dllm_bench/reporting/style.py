@@ -29,7 +29,7 @@ def looks(labels: Iterable[str], reference: str) -> dict[str, Look]:
     ordered = sorted(set(labels))
     first = [label for label in ordered if label.split(" [")[0] == reference]
     rest = [label for label in ordered if label not in first]
-    made = {label: Look(_REFERENCE, "o", _LINES[i % len(_LINES)], 8.0) for i, label in enumerate(first)}
+    made = {label: Look(_REFERENCE, "o", _LINES[i % len(_LINES)], 9.5) for i, label in enumerate(first)}
     for i, label in enumerate(rest):
         turn = i // len(_COLOURS)
         line = _LINES[turn % len(_LINES)]
