@@ -16,5 +16,8 @@ class Baseline(Method):
     summary = "no cache: a dense pass for every step"
     cost = "N rows x all layers per pass; holds nothing between passes"
 
-    def make_memory(self) -> Memory:
+    keeps_cache = False
+
+    @classmethod
+    def bottom_memory(cls) -> Memory:
         return PassMemory()

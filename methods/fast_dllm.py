@@ -59,7 +59,7 @@ class FastDllm(Method):
         return window.candidates if self._refresh else window.inner
 
     def report(self) -> dict[str, Any]:
-        return {"refresh": self._refresh}
+        return {"refresh": self._refresh, **super().report()}
 
     def _first(self, window: Window) -> int:
         """The block's start, or the row before it where shifted logits need that row for a token still masked."""

@@ -8,7 +8,8 @@ from golden_cases import GOLDEN, cases_meta, model
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dllm_bench.caching.method import Method, Request
+from dllm_bench.caching.method import Method
+from dllm_bench.caching.request import Request
 from dllm_bench.caching.rows import Rows
 from dllm_bench.decoding.canvas import Canvas
 from dllm_bench.decoding.settings import DecodeSettings

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dllm_bench.caching.part import Part
 from dllm_bench.caching.rows import Rows
-from dllm_bench.lazy import LazyModule
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from dllm_bench.models.network import Network
-else:
-    torch = LazyModule("torch")
+    from dllm_bench.caching.request import Request
+    from dllm_bench.decoding.windows import Window
+    from dllm_bench.options import Options
 
-__all__ = ["DenseMemory", "Memory", "PassMemory", "held_bytes"]
+__all__ = ["DenseMemory", "Memory", "PassMemory", "Pieces", "held_bytes"]
 
 Pieces = list[tuple["Tensor", "Tensor"]]
 
@@ -32,67 +31,108 @@ def held_bytes(tensors: Iterable[Tensor | None]) -> int:
     return sum(seen.values())
 
 
-class Memory(ABC):
-    """Keys (after RoPE, at their absolute positions) and values [B, Hkv, T, d] of all layers of one request."""
+class Memory(Part):
+    """Keys and values of all layers of one request.
 
-    def begin(self, network: Network, length: int) -> None:
-        """A request over a canvas of `length` positions starts."""
-        self.network, self.length = network, length
+    Memories stack: one that reads a selection, or keeps another form, may lie on another (`lower`). Keys come in before
+    RoPE with the rows they belong to, so that a memory may keep them in the form it needs; queries come in after RoPE.
+
+    Attributes:
+        base: the refresh method that a spec naming this memory alone means.
+    """
+
+    base: ClassVar[str] = ""
+
+    def __init__(self, options: Options | None = None, lower: Memory | None = None) -> None:
+        super().__init__(options)
+        self.lower = lower
+
+    @classmethod
+    def check_stack(cls, method: type[Part], below: tuple[type[Part], ...]) -> None:
+        """Raises UserError with the reason when this memory cannot lie on `below` (bottom first) under `method`."""
+
+    def begin(self, request: Request) -> None:
+        """A request starts."""
+        self.request, self.network = request, request.network
+        if self.lower is not None:
+            self.lower.begin(request)
+
+    def begin_pass(self, window: Window, refresh: bool) -> None:
+        """A pass starts. In a refresh queries read everything exactly: it renews the cache and must not see less."""
+        if self.lower is not None:
+            self.lower.begin_pass(window, refresh)
 
     @abstractmethod
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
-        """Keeps fresh keys and values of `rows`."""
+        """Keeps fresh keys (before RoPE) and values [B, Hkv, M, d] of `rows`."""
 
     @abstractmethod
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
-        """The pieces that queries q [B, H, M, d] of `rows` attend to."""
+        """The pieces of keys (after RoPE) and values that queries q [B, H, M, d] of `rows` attend to."""
 
-    def refreshed(self, layer: int) -> None:
-        """All rows of the layer were just written: derived state may be rebuilt."""
+    def whole(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys (after RoPE) and values [B, Hkv, N, d] of all positions in order, for memories above."""
+        raise TypeError(f"{type(self).__name__} cannot serve a memory above it")
+
+    def end_pass(self) -> None:
+        """The pass is over; in a refresh, all layers were written."""
+        if self.lower is not None:
+            self.lower.end_pass()
 
     def bytes(self) -> dict[str, int]:
-        """Bytes held now, by kind; measured from the tensors."""
-        return {}
+        """Bytes held now, by kind, with those of the memory below; measured from the tensors."""
+        return self.lower.bytes() if self.lower is not None else {}
+
+    def report(self) -> dict[str, Any]:
+        """What was decided in the last pass, for the trace."""
+        return self.lower.report() if self.lower is not None else {}
 
     def end(self) -> None:
         """The request is over: everything is let go."""
+        if self.lower is not None:
+            self.lower.end()
+        del self.request, self.network
 
 
 class PassMemory(Memory):
     """Keeps nothing: queries read what their own pass has just written."""
 
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
-        self._fresh = [(k, v)]
+        self._fresh = [(self.network.rope(k, rows.where), v)]
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
         return self._fresh
 
-    def end(self) -> None:
+    def end_pass(self) -> None:
         self._fresh = []
 
 
 class DenseMemory(Memory):
-    """One key and one value buffer of canvas length per layer, written in place."""
+    """One key (after RoPE) and one value buffer of canvas length per layer, written in place."""
 
-    def begin(self, network: Network, length: int) -> None:
-        super().begin(network, length)
-        self._k: list[Tensor | None] = [None] * network.config.num_layers
-        self._v: list[Tensor | None] = [None] * network.config.num_layers
+    def begin(self, request: Request) -> None:
+        super().begin(request)
+        self._k: list[Tensor | None] = [None] * request.network.config.num_layers
+        self._v: list[Tensor | None] = [None] * request.network.config.num_layers
 
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         if self._k[layer] is None:
-            shape = (k.shape[0], k.shape[1], self.length, k.shape[3])
+            shape = (k.shape[0], k.shape[1], self.request.length, k.shape[3])
             self._k[layer], self._v[layer] = k.new_zeros(shape), v.new_zeros(shape)
-        rows.put(self._k[layer], k, dim=2)
+        rows.put(self._k[layer], self.network.rope(k, rows.where), dim=2)
         rows.put(self._v[layer], v, dim=2)
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
+        return [self.whole(layer)]
+
+    def whole(self, layer: int) -> tuple[Tensor, Tensor]:
         k, v = self._k[layer], self._v[layer]
         assert k is not None and v is not None, "read before write"
-        return [(k, v)]
+        return k, v
 
     def bytes(self) -> dict[str, int]:
         return {"keys": held_bytes(self._k), "values": held_bytes(self._v)}
 
     def end(self) -> None:
+        super().end()
         self._k, self._v = [], []

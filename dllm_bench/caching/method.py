@@ -7,44 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dllm_bench.caching.memory import DenseMemory, Memory
+from dllm_bench.caching.part import Part
+from dllm_bench.caching.request import Request
 from dllm_bench.caching.rows import Rows
 from dllm_bench.lazy import LazyModule
 from dllm_bench.options import Options
-from dllm_bench.registry import Registry
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dllm_bench.decoding.canvas import Canvas
     from dllm_bench.decoding.settings import DecodeSettings
     from dllm_bench.decoding.windows import Window
-    from dllm_bench.models.network import Network
 else:
     torch = LazyModule("torch")
 
-__all__ = ["METHODS", "Method", "Output", "Request"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a method may know of the request it serves.
-
-    Attributes:
-        ids: the ids [1, N] of this stream, updated in place by every commit (the unconditional stream of guidance has
-            its own, with the prompt masked). A method reads them and never writes.
-        canvas: the positions: response range, masked ones, dropped ones.
-    """
-
-    network: Network
-    canvas: Canvas
-    ids: Tensor
-    settings: DecodeSettings
-
-    @property
-    def length(self) -> int:
-        """Positions of the canvas: N."""
-        return self.canvas.length
+__all__ = ["Method", "Output"]
 
 
 @dataclass(frozen=True)
@@ -55,27 +33,27 @@ class Output:
     logits: Tensor
 
 
-class Method:
-    """Base of all refresh methods: the ordinary pre-norm layer with a dense memory.
+class Method(Part):
+    """Base of all refresh methods: the ordinary pre-norm layer over a memory.
 
     One instance serves one stream, request after request. Between `begin` and `end` it may hold state; after `end` it
     holds none.
+
+    Attributes:
+        by_blocks: it refreshes per block, so Dream's schedules run in their block version.
+        keeps_cache: it keeps keys and values between passes, so memories can be stacked on it.
     """
 
-    name: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
-    cost: ClassVar[str] = ""
-    options_class: ClassVar[type[Options]] = Options
     by_blocks: ClassVar[bool] = False
-    """Whether the method refreshes per block, so that Dream's schedules run in their block version."""
+    keeps_cache: ClassVar[bool] = True
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options if options is not None else self.options_class()
-        self.memory = self.make_memory()
+    def __init__(self, options: Options | None = None, memory: Memory | None = None) -> None:
+        super().__init__(options)
+        self.memory = memory if memory is not None else self.bottom_memory()
 
-    def make_memory(self) -> Memory:
-        """The memory at the bottom of the stack."""
+    @classmethod
+    def bottom_memory(cls) -> Memory:
+        """The memory that lies at the bottom of the stack."""
         return DenseMemory()
 
     # -- life cycle -------------------------------------------------------------------------------------------------
@@ -91,7 +69,7 @@ class Method:
         """A request starts."""
         self.request = request
         self.network = request.network
-        self.memory.begin(request.network, request.length)
+        self.memory.begin(request)
 
     def commit(self, positions: Sequence[int]) -> None:
         """Positions were just fixed on the canvas."""
@@ -114,10 +92,12 @@ class Method:
     def forward(self, window: Window) -> Output:
         """Runs the pass and gives logits for its candidates, and for nothing else."""
         rows = self.rows(window)
-        x = self.network.embed(rows.take(self.request.ids))
         self.started = rows
+        self.memory.begin_pass(window, rows.covers(self.request.length))
+        x = self.network.embed(rows.take(self.request.ids))
         for layer in range(self.network.config.num_layers):
             x, rows = self.layer(layer, x, rows)
+        self.memory.end_pass()
         positions = self.targets(window, rows)
         places = rows.places([self.network.config.row_of(p) for p in positions])
         index = torch.tensor(places, device=x.device, dtype=torch.long)
@@ -127,7 +107,7 @@ class Method:
         """One layer over x [1, M, D] of `rows`: residuals and rows that enter the next layer."""
         net = self.network
         q, k, v = net.project(layer, x)
-        self.memory.write(layer, rows, net.rope(k, rows.where), v)
+        self.memory.write(layer, rows, k, v)
         q = net.rope(q, rows.where)
         x = x + net.out(layer, net.attend(q, self.memory.read(layer, q, rows)))
         return x + net.ffn(layer, x), rows
@@ -139,16 +119,5 @@ class Method:
         return self.memory.bytes()
 
     def report(self) -> dict[str, Any]:
-        """What the method decided in the last pass, for the trace."""
-        return {}
-
-
-METHODS: Registry[Method] = Registry(
-    "method",
-    "dllm_bench.methods",
-    "dllm_bench.caching.method:Method",
-    {
-        "baseline": "dllm_bench.methods.baseline:Baseline",
-        "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
-    },
-)
+        """What the method and its memory decided in the last pass, for the trace."""
+        return self.memory.report()

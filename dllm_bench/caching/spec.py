@@ -1,13 +1,15 @@
-"""Method specs: `fast_dllm`, `fast_dllm+wavefilter`, and the options set on them."""
+"""Method specs: `fast_dllm`, `wavefilter`, `elastic_cache+wavefilter`, and the options set on their parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from dllm_bench.caching.method import METHODS, Method
-from dllm_bench.errors import UserError
+from dllm_bench.caching.memory import Memory
+from dllm_bench.caching.method import Method
+from dllm_bench.caching.part import METHODS, Part
+from dllm_bench.errors import UserError, choice
 from dllm_bench.options import Options, make_options
 
 __all__ = ["MethodSpec", "parse_method", "split_sets"]
@@ -18,22 +20,20 @@ class MethodSpec:
     """A method with all its options, checked, not yet built.
 
     Attributes:
-        name: canonical name.
-        parts: (part name, its options), the refresh method first.
+        parts: (part name, its options): the refresh method, then the memories from the bottom up.
     """
 
-    name: str
     parts: tuple[tuple[str, Options], ...]
+
+    @property
+    def name(self) -> str:
+        """Canonical name: the parts joined with "+"."""
+        return "+".join(name for name, _ in self.parts)
 
     @property
     def options(self) -> dict[str, Any]:
         """Every option with its value; qualified by the part's name when there are several parts."""
-        several = len(self.parts) > 1
-        return {
-            (f"{part}.{key}" if several else key): value
-            for part, options in self.parts
-            for key, value in options.as_dict().items()
-        }
+        return {self._key(part, key): v for part, options in self.parts for key, v in options.as_dict().items()}
 
     @property
     def label(self) -> str:
@@ -43,55 +43,38 @@ class MethodSpec:
             standard = type(options)().as_dict()
             for key, value in options.as_dict().items():
                 if value != standard[key]:
-                    shown = str(value).lower() if isinstance(value, bool) else value
-                    changed.append(f"{part}.{key}={shown}" if len(self.parts) > 1 else f"{key}={shown}")
+                    changed.append(f"{self._key(part, key)}={_shown(value)}")
         return f"{self.name}({','.join(changed)})" if changed else self.name
+
+    def _key(self, part: str, key: str) -> str:
+        return f"{part}.{key}" if len(self.parts) > 1 else key
 
     def build(self) -> Method:
         """A fresh instance, without state."""
-        part, options = self.parts[0]
-        return METHODS.get(part)(options)
+        (name, options), *above = self.parts
+        cls = METHODS.get(name)
+        assert issubclass(cls, Method)
+        memory: Memory | None = cls.bottom_memory()
+        for upper, its_options in above:
+            upper_class = METHODS.get(upper)
+            assert issubclass(upper_class, Memory)
+            memory = upper_class(its_options, memory)
+        return cls(options, memory)
 
 
 def parse_method(text: str, sets: Sequence[str] | Mapping[str, Any] = ()) -> MethodSpec:
     """A spec from a method name and options (`key=value` strings, or a mapping).
 
-    Raises UserError naming the nearest valid method, option or value.
+    Raises UserError naming the nearest valid method, option or value, or the reason why parts do not fit together.
     """
-    if "+" in text:
-        stacked = text.split("+")
-        for part in stacked:
-            METHODS.get(part)
-        raise UserError(
-            f"method '{text}': '{stacked[1]}' is a refresh method of its own and cannot stand behind '{stacked[0]}'"
-        )
-    cls = METHODS.get(text)
-    values = split_sets(sets) if not isinstance(sets, Mapping) else dict(sets)
-    prefix = f"{text}."
-    values = {key.removeprefix(prefix): value for key, value in values.items()}
-    _own(text, cls, values)
-    options = make_options(cls.options_class, values, owner=f"method '{text}'")
-    return MethodSpec(text, ((text, options),))
-
-
-def _own(name: str, cls: type[Method], values: Mapping[str, Any]) -> None:
-    """Refuses an option that belongs to another method, and says to which."""
-    mine = {f.name for f in fields(cls.options_class)}
-    for key in values:
-        bare = key.rpartition(".")[2]
-        owners = [
-            n for n in METHODS.names() if n != name and bare in {f.name for f in fields(METHODS.get(n).options_class)}
-        ]
-        if key not in mine and owners:
-            valid = f"its options: {', '.join(sorted(mine))}" if mine else "it has no options"
-            raise UserError(f"option '{bare}' belongs to method '{owners[0]}', not to '{name}' ({valid})")
-
-
-def _has(name: str, option: str) -> bool:
-    try:
-        return option in {f.name for f in fields(METHODS.get(name).options_class)}
-    except UserError:  # a third-party method that does not load must not spoil the message
-        return False
+    names = _stack(text)
+    classes = [METHODS.get(name) for name in names]
+    _check_stack(text, names, classes)
+    values = dict(sets) if isinstance(sets, Mapping) else split_sets(sets)
+    shared = _assign(text, names, classes, values)
+    owners = [f"method '{name}'" for name in names]
+    parts = zip(names, classes, owners, strict=True)
+    return MethodSpec(tuple((n, make_options(c.options_class, shared[n], owner=o)) for n, c, o in parts))
 
 
 def split_sets(sets: Sequence[str]) -> dict[str, str]:
@@ -105,3 +88,80 @@ def split_sets(sets: Sequence[str]) -> dict[str, str]:
             raise UserError(f"option '{key.strip()}' is set twice")
         values[key.strip()] = value.strip()
     return values
+
+
+def _stack(text: str) -> list[str]:
+    """Part names, the refresh method first: a memory named alone stands on its own base."""
+    names = text.split("+")
+    first = METHODS.get(names[0])
+    return [first.base, *names] if issubclass(first, Memory) else names
+
+
+def _check_stack(text: str, names: list[str], classes: list[type[Part]]) -> None:
+    """Refuses what does not fit together, with the reason."""
+    method, *above = classes
+    if len(set(names)) < len(names):
+        raise UserError(f"method '{text}' names a part twice")
+    for name, cls in zip(names[1:], above, strict=True):
+        if not issubclass(cls, Memory):
+            raise UserError(
+                f"method '{text}': '{name}' is a refresh method, and '{names[0]}' is one too: "
+                "a spec has one refresh method, then memories"
+            )
+        if not getattr(method, "keeps_cache", True):
+            raise UserError(
+                f"method '{text}': '{names[0]}' keeps no keys and values, so '{name}' has nothing to work on"
+            )
+    for i, cls in enumerate(above):
+        assert issubclass(cls, Memory)
+        cls.check_stack(method, tuple(above[:i]))
+
+
+def _assign(
+    text: str, names: list[str], classes: list[type[Part]], values: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Sorts options to parts: `part.key`, or a bare key that only one part has."""
+    known = {n: {f.name for f in fields(c.options_class)} for n, c in zip(names, classes, strict=True)}
+    shared: dict[str, dict[str, Any]] = {n: {} for n in names}
+    for key, value in values.items():
+        part, _, bare = key.rpartition(".")
+        owners = [n for n in names if bare in known[n] and part in ("", n)]
+        if len(owners) > 1:
+            raise UserError(
+                f"option '{bare}' is ambiguous in '{text}': write {' or '.join(f'{n}.{bare}' for n in owners)}"
+            )
+        if not owners:
+            raise _stray(text, names, known, part, bare)
+        shared[owners[0]][bare] = value
+    return shared
+
+
+def _stray(text: str, names: list[str], known: Mapping[str, set[str]], part: str, bare: str) -> UserError:
+    """The error for an option that no part has."""
+    mine = sorted({key for n in names for key in known[n]})
+    valid = f"its options: {', '.join(mine)}" if mine else "it has no options"
+    others = _owners(bare, (n for n in METHODS.names() if n not in names))
+    if others:
+        return UserError(f"option '{bare}' belongs to method '{others[0]}', not to '{text}' ({valid})")
+    if part and part not in names:
+        return choice("part of method", part, names)
+    if not mine:
+        return UserError(f"method '{text}' has no options, so '{bare}' cannot be set")
+    return choice(f"option of method '{text}':", bare, mine)
+
+
+def _owners(option: str, names: Iterable[str]) -> list[str]:
+    found = []
+    for name in names:
+        try:
+            if option in {f.name for f in fields(METHODS.get(name).options_class)}:
+                found.append(name)
+        except UserError:  # a third-party method that does not load must not spoil the message
+            continue
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "[" + ",".join(map(_shown, value)) + "]" if isinstance(value, tuple) else str(value)

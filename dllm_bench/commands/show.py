@@ -10,7 +10,7 @@ import typer
 from dllm_bench.errors import UserError, choice
 
 if TYPE_CHECKING:
-    from dllm_bench.caching.method import Method
+    from dllm_bench.caching.part import Part
     from dllm_bench.options import Options
     from dllm_bench.registry import Registry
     from dllm_bench.running.task import Task
@@ -30,7 +30,7 @@ def list_things(kind: str = typer.Argument(..., metavar="methods|tasks|models", 
 
 def show(name: str = typer.Argument(..., help="A method, task or model name.")) -> None:
     """Show a method's paper, cost and options with their defaults (or a task's, or a model's)."""
-    from dllm_bench.caching.method import METHODS
+    from dllm_bench.caching.part import METHODS
     from dllm_bench.models.hub import SHORT_NAMES
     from dllm_bench.running.task import TASKS
 
@@ -45,7 +45,7 @@ def show(name: str = typer.Argument(..., help="A method, task or model name.")) 
 
 
 def _methods() -> list[tuple[str, ...]]:
-    from dllm_bench.caching.method import METHODS
+    from dllm_bench.caching.part import METHODS
 
     return [(name, _summary(METHODS, name)) for name in METHODS.names()]
 
@@ -71,10 +71,12 @@ def _models() -> list[tuple[str, ...]]:
     ]
 
 
-def _show_method(cls: type[Method]) -> None:
+def _show_method(cls: type[Part]) -> None:
     typer.echo(f"{cls.name}: {cls.summary}")
     typer.echo(f"paper  {cls.paper}")
     typer.echo(f"cost   {cls.cost}")
+    if cls.notes:
+        typer.echo(f"notes  {cls.notes}")
     _options(cls.options_class, "--set")
 
 

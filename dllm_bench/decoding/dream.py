@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from dllm_bench.decoding.rules import CommitRule, Decision
@@ -131,8 +132,9 @@ class _BlockRule(_DreamRule):
             return Decision([positions[inner[0]]], tokens)
         return self.later(window, tuple(positions[i] for i in inner), logits[inner])
 
+    @abstractmethod
     def later(self, window: Window, positions: tuple[int, ...], logits: Tensor) -> Decision:
-        raise NotImplementedError
+        """Chooses in the passes behind the refresh, among the block's own candidates."""
 
 
 class _BlockThreshold(_BlockRule):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.caching.method import Method, Output, Request
+from dllm_bench.caching.method import Method, Output
+from dllm_bench.caching.request import Request
 from dllm_bench.decoding.canvas import Canvas
 from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.rules import CommitRule, Decision, make_rule

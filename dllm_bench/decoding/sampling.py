@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ def private_generator(seed: int, device: torch.device) -> torch.Generator:
 
 
 @dataclass
-class Sampler:
+class Sampler(ABC):
     """Draws one token per row.
 
     Calling it with logits [R, V] gives tokens [R] and confidences [R] (larger is surer). The mask id is never chosen:
@@ -35,8 +36,9 @@ class Sampler:
     generator: torch.Generator
     float64: bool
 
+    @abstractmethod
     def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """Tokens and confidences of logits [R, V]."""
 
     def _without_mask(self, logits: Tensor) -> Tensor:
         barred = logits.clone()

@@ -1,0 +1,36 @@
+"""What methods and memories may know of the request they serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dllm_bench.decoding.canvas import Canvas
+    from dllm_bench.decoding.settings import DecodeSettings
+    from dllm_bench.models.network import Network
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One stream of one request.
+
+    Attributes:
+        ids: the ids [1, N] of this stream, updated in place by every commit (the unconditional stream of guidance has
+            its own, with the prompt masked). Methods read them and never write.
+        canvas: the positions: response range, masked ones, dropped ones.
+    """
+
+    network: Network
+    canvas: Canvas
+    ids: Tensor
+    settings: DecodeSettings
+
+    @property
+    def length(self) -> int:
+        """Positions of the canvas: N."""
+        return self.canvas.length
