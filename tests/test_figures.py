@@ -148,4 +148,6 @@ def test_labels_do_not_overlap() -> None:
     ordered = sorted(places)
     assert all(b - a >= 0.0999 for a, b in pairwise(ordered)) and max(places) <= 0.951
     assert stacked("fast_dllm+depthweave_kv+wavefilter") == "fast_dllm\n+depthweave_kv\n+wavefilter"
-    assert stacked("fast_dllm") == "fast_dllm"
+    assert stacked("fast_dllm") == "fast_dllm" and stacked("fast_dllm(a=1)") == "fast_dllm(a=1)"
+    assert stacked("fast_dllm [threshold=0.9, steps=4]") == "fast_dllm\n[threshold=0.9,\nsteps=4]"
+    assert stacked("fast_dllm(mode=prefix,other=1)") == "fast_dllm\n(mode=prefix,\nother=1)"

@@ -214,6 +214,8 @@ def test_the_caption_tells_the_decode_settings_that_rule() -> None:
     decode |= {"eos_stop": True, "remasking": "low_confidence", "factor": None, "confidence_dtype": "auto"}
     text = "\n".join(board(160, rows_of(1, decode_settings=json.dumps(decode))))
     assert "decoded with gen_length 64, block_length 32, threshold 0.9\n" in text.replace(" \n", "\n").replace("  ", "")
+    zero = json.dumps({**decode, "threshold": 0.0})
+    assert "threshold 0\n" in "\n".join(line.rstrip() for line in board(160, rows_of(1, decode_settings=zero)))
     off = json.dumps({**decode, "eos_stop": False})
     assert "eos_stop false" in "\n".join(board(160, rows_of(1, decode_settings=off)))
 

@@ -59,6 +59,7 @@ class RunProgress:
             console=console,
             disable=not console.is_terminal,
             expand=True,
+            transient=True,
         )
 
     def __enter__(self) -> RunProgress:

@@ -30,10 +30,12 @@ _HIDDEN = (
     "task_options",
     "package_version",
 )
+_PARTS = ("tokenisation", "dense", "partial", "commit")
 _MEASURES = (
     *("status", "score", "useful_tokens", "canvas_tokens", "decode_seconds", "nfe", "dense_passes", "row_layers"),
     *("first_commit_seconds", "first_block_seconds", "pass_seconds", "cache_bytes_peak", "memory_peak_bytes"),
     *("actual_ctx", "beyond_max_positions", "needle_depths"),
+    *(f"{part}_seconds" for part in _PARTS),
 )
 _IDENTITY = ("method", "method_options", "decode_settings")
 _SAMPLE = ("subset", "seed", "index", "prompt_hash")
@@ -70,6 +72,7 @@ class Entry:
         speedup: decode seconds of the baseline over those of this method, both summed over the `speedup_samples`
             samples that both of them ran.
         speedup_same_decode: whether that baseline ran with the same decode settings.
+        seconds: means per sample of the parts "tokenisation" (outside of decoding), "dense", "partial" and "commit".
         nfe, dense_passes, row_layers: means per sample; first_commit_seconds, first_block_seconds: medians.
         pass_p50_seconds, pass_p95_seconds: percentiles over all passes of all samples.
         cache_bytes_peak, memory_peak_bytes: largest of all samples.
@@ -94,6 +97,7 @@ class Entry:
     nfe: float | None
     dense_passes: float | None
     row_layers: float | None
+    seconds: Mapping[str, float | None]
     first_commit_seconds: float | None
     first_block_seconds: float | None
     pass_p50_seconds: float | None
@@ -232,6 +236,7 @@ def _entry(identity: tuple[Any, ...], rows: list[Row], baselines: Mapping[Any, l
         nfe=_mean(_known(rows, "nfe")),
         dense_passes=_mean(_known(rows, "dense_passes")),
         row_layers=_mean(_known(rows, "row_layers")),
+        seconds={part: _mean(_known(rows, f"{part}_seconds")) for part in _PARTS},
         first_commit_seconds=percentile(_known(rows, "first_commit_seconds"), 50),
         first_block_seconds=percentile(_known(rows, "first_block_seconds"), 50),
         pass_p50_seconds=percentile(passes, 50),

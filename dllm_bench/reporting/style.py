@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ __all__ = ["Look", "looks", "spread", "stacked"]
 _REFERENCE = "#000000"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 _MARKERS = ("s", "^", "D", "v", "P", "X", "o")
+_BREAKS = re.compile(r"(?=\+|\(| \[)|(?<=,)")
 _LINES = ("-", "--", "-.", ":")
 
 
@@ -38,11 +40,11 @@ def looks(labels: Iterable[str], reference: str) -> dict[str, Look]:
 
 
 def stacked(label: str, width: int = 16) -> str:
-    """The label broken before '+' and brackets into lines of about `width` letters."""
+    """The label broken before '+' and brackets and after commas into lines of about `width` letters."""
     lines = [""]
-    for part in label.replace("+", "\0+").replace(" [", "\0[").replace("(", "\0(").replace(", ", ",\0").split("\0"):
+    for part in _BREAKS.split(label):
         if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append(part)
+            lines.append(part.lstrip())
         else:
             lines[-1] += part
     return "\n".join(lines)

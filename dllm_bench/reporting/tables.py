@@ -16,12 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 from dllm_bench.reporting.leaderboard import Cell, Entry, Section
+from dllm_bench.reporting.style import stacked as stacked_label
 from dllm_bench.running.lengths import ctx_name
 
 __all__ = ["describe_decode", "print_sections", "records", "to_csv", "to_json", "to_markdown"]
 
 _ABSENT = "–"
-_USUAL = {"remasking": "low_confidence", "confidence_dtype": "auto", "eos_stop": True}
+_USUAL = {
+    "remasking": "low_confidence",
+    "confidence_dtype": "auto",
+    "eos_stop": True,
+    "temperature": 0,
+    "alg_temp": 0,
+    "cfg_scale": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("tok/s", lambda e: e.useful_tokens_per_second, most=2),
+    _Column("useful\ntok/s", lambda e: e.useful_tokens_per_second, most=2),
     _Column("canvas\ntok/s", lambda e: e.canvas_tokens_per_second, 2, most=2),
     _Column("speed-\nup", lambda e: e.speedup, suffix="×", most=2),
     _Column("NFE", lambda e: e.nfe),
@@ -46,6 +54,10 @@ _COLUMNS = (
     _Column("pass p95\nms", lambda e: _scaled(e.pass_p95_seconds, 1e3), 4),
     _Column("first\ncommit s", lambda e: e.first_commit_seconds, 5, most=3),
     _Column("first\nblock s", lambda e: e.first_block_seconds, 6, most=3),
+    _Column("tokeni-\nsation s", lambda e: e.seconds["tokenisation"], 8, most=3),
+    _Column("dense\ns", lambda e: e.seconds["dense"], 8, most=3),
+    _Column("partial\ns", lambda e: e.seconds["partial"], 8, most=3),
+    _Column("commit\ns", lambda e: e.seconds["commit"], 8, most=3),
     _Column("cache\nMB", lambda e: _scaled(e.cache_bytes_peak, 1e-6), most=2),
     _Column("memory\nMB", lambda e: _scaled(e.memory_peak_bytes, 1e-6), 5),
 )
@@ -103,7 +115,7 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
         for entry in cell.entries:
             first = entry is cell.entries[0]
             lead = [_ctx(cell) if first else "", *([(cell.subset or "all") if first else ""] if apart else [])]
-            name = entry.label.replace("+", "\n+").replace(" [", "\n[").replace(", ", ",\n") if stacked else entry.label
+            name = stacked_label(entry.label) if stacked else entry.label
             middle = [str(entry.n), *([str(entry.failed) if entry.failed else ""] if failed else [])]
             style = "dim" if entry.n == 0 else None
             cells = [*lead, name, *middle, _percent(entry.accuracy), _interval(entry), *numbers[id(entry)]]
@@ -182,7 +194,7 @@ def describe_decode(entries: Sequence[Entry]) -> str:
 
 def _is_off(name: str, value: Any, shared: Mapping[str, Any]) -> bool:
     """Whether a setting is unset or at its usual value, or rules nothing beside the rule that is set."""
-    if value is None or value == _USUAL.get(name, 0):
+    if value is None or (name in _USUAL and value == _USUAL[name]):
         return True
     ruled = any(shared.get(rule) is not None for rule in ("threshold", "factor", "tokens_per_pass"))
     return (name == "steps" and ruled) or (name == "eps" and shared.get("alg") is None)
@@ -223,6 +235,7 @@ def _record(section: Section, cell: Cell, entry: Entry) -> dict[str, Any]:
         "nfe": entry.nfe,
         "dense_passes": entry.dense_passes,
         "row_layers": entry.row_layers,
+        **{f"{part}_seconds": seconds for part, seconds in entry.seconds.items()},
         "first_commit_seconds": entry.first_commit_seconds,
         "first_block_seconds": entry.first_block_seconds,
         "pass_p50_seconds": entry.pass_p50_seconds,
@@ -260,7 +273,9 @@ def to_markdown(sections: Iterable[Section]) -> str:
     for section in sections:
         columns = [column for column in _COLUMNS if _any(section, column.value)]
         numbers = _numbers(section, columns)
-        heads = [column.head.replace("-\nup", "-up").replace("row-\n", "row-").replace("\n", " ") for column in columns]
+        heads = [
+            column.head.replace("tokeni-\n", "tokeni").replace("-\n", "-").replace("\n", " ") for column in columns
+        ]
         header = ["ctx", "subset", "method", "n", "failed", "score %", "95 % CI", *heads]
         lines = [
             f"### {section.setting.title}",
