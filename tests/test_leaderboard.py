@@ -212,10 +212,10 @@ def test_the_formats_hold_the_same_numbers() -> None:
 def test_the_caption_tells_the_decode_settings_that_rule() -> None:
     decode = {"gen_length": 64, "block_length": 32, "threshold": 0.9, "steps": 64, "eps": 1e-3, "temperature": 0.0}
     decode |= {"eos_stop": True, "remasking": "low_confidence", "factor": None, "confidence_dtype": "auto"}
-    text = "\n".join(board(160, rows_of(1, decode_settings=json.dumps(decode))))
-    assert "decoded with gen_length 64, block_length 32, threshold 0.9\n" in text.replace(" \n", "\n").replace("  ", "")
+    lines = [line.rstrip() for line in board(160, rows_of(1, decode_settings=json.dumps(decode)))]
+    assert "decoded with gen_length 64, block_length 32, threshold 0.9" in lines
     zero = json.dumps({**decode, "threshold": 0.0})
-    assert "threshold 0\n" in "\n".join(line.rstrip() for line in board(160, rows_of(1, decode_settings=zero)))
+    assert any(line.rstrip().endswith("threshold 0") for line in board(160, rows_of(1, decode_settings=zero)))
     off = json.dumps({**decode, "eos_stop": False})
     assert "eos_stop false" in "\n".join(board(160, rows_of(1, decode_settings=off)))
 

@@ -101,6 +101,19 @@ def test_fresh_starts_over_for_the_asked_cells_only(tmp_path: Path) -> None:
     assert [r["score"] for r in rows if r["nominal_ctx"] == 512] == [1.0] * 4
 
 
+def test_a_fresh_run_that_was_stopped_goes_on_without_the_old_rows(tmp_path: Path) -> None:
+    run(tmp_path, ToyGenerate(), ctxs=["256,512"])
+
+    def stop(index: int) -> None:
+        if index == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, ToyGenerate(stop), ctxs=["256,512"], fresh=True)
+    run(tmp_path, generate := ToyGenerate(), ctxs=["256,512"])
+    assert generate.calls == [1, 2, 3, 0, 1, 2, 3]
+
+
 def test_an_empty_answer_has_no_useful_tokens(tmp_path: Path) -> None:
     row = run(tmp_path, ToyGenerate(lambda i: [EOS] * 64), samples=1)[0]
     assert (row["useful_tokens"], row["canvas_tokens"], row["text"], row["score"]) == (0, 64, "", 0.0)
