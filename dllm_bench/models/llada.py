@@ -49,7 +49,7 @@ class Llada(Architecture):
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=width // heads,
-            ffn_size=config.get("mlp_hidden_size") or config.get("mlp_ratio", 4) * width,
+            ffn_size=config.get("mlp_hidden_size") or int(config.get("mlp_ratio", 4) * width),
             vocab_size=vocab,
             embedding_size=config.get("embedding_size") or vocab,
             norm_eps=float(require(config, "rms_norm_eps")),
