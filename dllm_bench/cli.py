@@ -60,6 +60,9 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # no command at all: the help text, as it is
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(2)
         fail(_usage(error))
 
 

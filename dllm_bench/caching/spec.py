@@ -79,10 +79,10 @@ def _own(name: str, cls: type[Method], values: Mapping[str, Any]) -> None:
     mine = {f.name for f in fields(cls.options_class)}
     for key in values:
         bare = key.rpartition(".")[2]
-        owners = [
-            n for n in METHODS.names() if n != name and bare in {f.name for f in fields(METHODS.get(n).options_class)}
-        ]
-        if key not in mine and owners:
+        if key in mine:
+            continue
+        owners = [n for n in METHODS.names() if n != name and _has(n, bare)]
+        if owners:
             valid = f"its options: {', '.join(sorted(mine))}" if mine else "it has no options"
             raise UserError(f"option '{bare}' belongs to method '{owners[0]}', not to '{name}' ({valid})")
 

@@ -67,11 +67,12 @@ def denoise(
     network.counters = run.counters
     network.grow_rope(canvas.length)
     streams = _Streams(network, canvas, make_method, settings)
-    rule = _rule(network, settings, streams.method)
-    limits = [n for n in (streams.method.pass_limit(settings), rule.limit(settings.steps_per_block)) if n is not None]
-    assert settings.block_length is not None
-    blocks = Blocks(canvas, settings.block_length, settings.steps_per_block, min(limits, default=None))
+    steps = settings.steps_per_block
     try:
+        rule = _rule(network, settings, streams.method)
+        limits = [n for n in (streams.method.pass_limit(settings), rule.limit(steps)) if n is not None]
+        assert settings.block_length is not None
+        blocks = Blocks(canvas, settings.block_length, steps, min(limits, default=None))
         with torch.inference_mode():
             run.clock.begin()
             while (window := blocks.next()) is not None:
