@@ -45,7 +45,9 @@ app.command("show")(show)
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit code 2."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # an Exit inside a command, and Ctrl-C, come back as a number
+        if isinstance(code, int) and code:
+            sys.exit(code)
     except UserError as error:
         fail(str(error))
     except typer.Exit as stop:

@@ -76,7 +76,10 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Ids of bare text: no BOS, no template."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):  # lone surrogates, as Python makes them of bytes that are no UTF-8
+            raise UserError("the prompt is not valid Unicode text: check the encoding it comes in") from None
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
