@@ -112,6 +112,8 @@ def test_specs() -> None:
     spec = parse_method("fast_dllm", ["fast_dllm.mode=prefix"])
     assert spec.label == "fast_dllm(mode=prefix)" and spec.name == "fast_dllm"
     assert parse_method("fast_dllm").label == "fast_dllm"
+    with pytest.raises(UserError, match="'mode' is set twice"):
+        parse_method("fast_dllm", ["fast_dllm.mode=prefix", "mode=dual"])
     assert parse_method("fast_dllm", {"step_cap": True}).label == "fast_dllm(step_cap=true)"
     assert spec.build() is not spec.build() and type(spec.build()).__name__ == "FastDllm"
     for text in ("baseline+fast_dllm", "fast_dllm+baseline"):

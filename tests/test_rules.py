@@ -320,8 +320,9 @@ class TestEosStop:
         assert (run.nfe, run.useful_tokens, run.masks_left) == (12, 2, 0)
 
     def test_several_in_one_pass(self, steered: Any) -> None:
-        run, eos, _ = steered({1: 0.0, 2: 0.0}, tokens_per_pass=4)
-        assert run.output_ids[:4] == [3, eos, eos, 3] and (run.nfe, run.useful_tokens) == (1, 1)
+        run, eos, mask = steered({1: 4.0, 3: 4.0}, tokens_per_pass=2)
+        assert run.output_ids[:5] == [3, eos, mask, eos, mask]
+        assert (run.nfe, run.useful_tokens, run.masks_left) == (2, 1, 0)
 
 
 def test_step_cap_leaves_masks_and_counts_them() -> None:

@@ -68,6 +68,9 @@ def parse_method(text: str, sets: Sequence[str] | Mapping[str, Any] = ()) -> Met
     cls = METHODS.get(text)
     values = split_sets(sets) if not isinstance(sets, Mapping) else dict(sets)
     prefix = f"{text}."
+    for key in values:
+        if key.startswith(prefix) and key.removeprefix(prefix) in values:
+            raise UserError(f"option '{key.removeprefix(prefix)}' is set twice")
     values = {key.removeprefix(prefix): value for key, value in values.items()}
     _own(text, cls, values)
     options = make_options(cls.options_class, values, owner=f"method '{text}'")
