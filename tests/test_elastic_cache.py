@@ -224,6 +224,9 @@ def test_dreams_schedules_fill_the_response(alg: str, heat: float) -> None:
     assert made.masks_left == 0 and max(counts) <= 5
     if alg != "origin":  # a sixth of all masks, not of those in the window; what the last step leaves comes behind it
         assert counts[:4] == [3, 4, 4, 4]
+    # a share beyond the window waits
+    hasty = [len(p["committed"]) for p in run(DREAM, {"window": 5}, alg=alg, alg_temp=heat, steps=2).passes or []]
+    assert sum(hasty) == 24 and max(hasty) == 5
     # tokens are computed once behind their commit, also when a pass committed none in between
     slow = run(DREAM, {"window": 5}, alg=alg, alg_temp=heat, steps=96).passes or []
     for before, now in pairwise(slow):
