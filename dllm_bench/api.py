@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.caching.request import Request
@@ -117,8 +117,8 @@ def prepare(
         reuse: state made before: it is given back when it stands for the same tokens.
     """
     spec, settings, canvas = _laid_out(model, prompt_ids, method, options, decode, span)
-    built, network = spec.build(), model.network
-    request = Request(network, canvas, canvas.ids, settings, span)
+    built = spec.build()
+    request = Request(model.network, canvas, canvas.ids, settings, span)
     if reuse is not None:
         try:
             return provide(built, replace(request, shared=reuse))[0].shared

@@ -36,14 +36,14 @@ _CHUNK = 1 << 24
 class ACacheOptions(Options):
     """Options of ACache."""
 
-    anchor_ratio: float = option(0.2, "part of the affix that each refresh recomputes; 0 reuses it as is", low=0, high=1)
+    anchor_ratio: float = option(0.2, "part of the affix that refreshes recompute; 0 reuses it as is", low=0, high=1)
     affix: Literal["prefix", "suffix", "none"] = option(
         "prefix",
         "where the affix lies when neither affix_start/affix_end nor the task says: all of the prompt before the "
         "response, or behind it (infill); none is the dual cache",
     )
     affix_start: int | None = option(None, "first position of the affix (default 0)", low=0)
-    affix_end: int | None = option(None, "position behind the affix (default: the response, or the prompt's end)", low=0)
+    affix_end: int | None = option(None, "position behind the affix (default: the response or the prompt's end)", low=0)
     selection: Literal["top", "bottom", "random"] = option("top", "which affix tokens by importance become anchors")
     selector: Literal["acache", "cacheblend"] = option(
         "acache", "importance: attention from the masks, or distance of the cached from the true keys and values"
@@ -95,7 +95,7 @@ class ACache(DualCache):
     most. The other affix rows keep keys and values that were computed from the affix alone, once for all requests."""
 
     name = "acache"
-    paper = "ACache v2, section 4 (sands-lab/ACache d9200d90: llada/generate_ACache.py; CacheBlend selector 101f327)"
+    paper = "ACache, v2 of the paper (sands-lab/ACache d9200d9: llada/generate_ACache.py; cacheblend: 101f327)"
     summary = "shared affix computed once; a probe picks anchors; refreshes recompute anchors and what is not affix"
     cost = (
         "affix rows once for all requests; one probe over the rows outside the affix (all rows with "
@@ -103,12 +103,12 @@ class ACache(DualCache):
         "positions (of the recomputed ones with drop_non_anchor), and of the affix once more for all requests"
     )
     notes = (
-        "As in the official code a refresh recomputes all rows outside the affix, not the anchors and the block alone "
-        "as its docstring says; the probe counts as a pass, the affix does not. The cacheblend selector compares a full "
-        "pass in all layers (an oracle), not the first layer. A block goes on until it is done, as in this bench's dual "
-        "cache: step_cap=true gives the official limit. The official code names the affix by hand; here the task's "
-        "shared span is taken, and without one the whole prompt before the response. Where shifted logits read the row "
-        "before the response (Dream), that row is always recomputed."
+        "As in the official code a refresh recomputes all rows outside the affix, not just anchors and block as its "
+        "docstring says; the probe counts as a pass, the affix does not. The cacheblend selector compares a full pass "
+        "in all layers (an oracle), not the first layer. A block goes on until it is done, as in this bench's dual "
+        "cache: step_cap=true gives the official limit. The official code is told the affix; here it is affix_start to "
+        "affix_end, else the task's shared span, else the whole prompt before the response. Where shifted logits read "
+        "the row before the response (Dream) that row is always recomputed; otherwise Dream runs as LLaDA does."
     )
     options_class = ACacheOptions
     options: ACacheOptions
@@ -181,13 +181,13 @@ class ACache(DualCache):
         start, stop = request.span if request.span is not None and request.shared is not None else (0, 0)
         self._affix = Rows.range(start, stop)
         self._outside = [*range(start), *range(stop, request.length)]
-        self._adopted = False
+        self._adopts = self._adopted = False
         self._decided: dict[str, Any] = {}
         self._recompute([])
 
     def end(self) -> None:
         super().end()
-        del self._affix, self._outside, self._refreshed, self._decided, self._adopted
+        del self._affix, self._outside, self._anchors, self._refreshed, self._adopts, self._adopted, self._decided
 
     def _recompute(self, anchors: Sequence[int]) -> None:
         """Fixes the rows of every refresh."""
@@ -226,8 +226,9 @@ class ACache(DualCache):
             q, k, v = net.project(layer, x)
             q, affix = net.rope(q, rows.where), net.rope(keys[layer], self._affix.where)
             masked = q.narrow(2, first, canvas.stop - canvas.start)
-            for some in masked.split(max(1, _CHUNK // (q.shape[1] * self._affix.count)), dim=2):
-                total += net.attention_rows(some, [affix]).sum(dim=(0, 1, 2))
+            step = max(1, _CHUNK // (q.shape[1] * self._affix.count))
+            for at in range(0, masked.shape[2], step):
+                total += net.attention_rows(masked[:, :, at : at + step], [affix]).sum(dim=(0, 1, 2))
             if layer < net.config.num_layers - 1:
                 pieces = [(affix, self._state("values")[layer]), (net.rope(k, rows.where), v)]
                 x = x + net.out(layer, net.attend(q, pieces))

@@ -73,6 +73,7 @@ class Method(Part):
         self.request = request
         self.network = request.network
         self.shared = request.shared
+        self.started = Rows.range(0, 0)
         self.memory.begin(request)
 
     def commit(self, positions: Sequence[int]) -> None:
@@ -82,7 +83,7 @@ class Method(Part):
         """The request is over: lets go of everything it held."""
         self.memory.end()
         self.shared = None
-        del self.request, self.network
+        del self.request, self.network, self.started
 
     # -- state across requests --------------------------------------------------------------------------------------
 

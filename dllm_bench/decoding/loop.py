@@ -187,8 +187,9 @@ class _Streams:
         return self._all[0]
 
     def probe(self) -> Rows | None:
-        """Rows of the conditional stream's probe."""
-        return [method.probe() for method in self._all][0]
+        """Runs the probe of every stream; rows of the conditional one's."""
+        first, *_ = [method.probe() for method in self._all]
+        return first
 
     def forward(self, window: Window) -> Output:
         output = self.method.forward(window)
