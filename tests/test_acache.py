@@ -194,6 +194,18 @@ def test_all_anchors_are_the_dual_cache_and_a_probe(name: str, cfg: float) -> No
     assert got.preparation["rows"] == (30 if cfg == 0 else 60)
 
 
+def test_guidance_makes_the_affix_of_its_unconditional_stream_itself() -> None:
+    prompt, decode = [*HEAD, *AFFIX, *QUESTION], {**DECODE, "cfg_scale": 1.0}
+    shared = prepare(model(LLADA), prompt, "acache", {}, decode, span=(3, 33))
+    alone, sharing = (
+        generate(model(LLADA), prompt, "acache", {}, decode, True, span=(3, 33), shared=given)
+        for given in (None, shared)
+    )
+    assert same(alone, sharing)
+    assert alone.preparation is not None and sharing.preparation is not None
+    assert (alone.preparation["rows"], sharing.preparation["rows"]) == (60, 30)
+
+
 def test_no_anchors_need_no_probe() -> None:
     got = run([*AFFIX, *QUESTION], {"anchor_ratio": 0}, span=(0, 30))
     assert got.probe is None and (got.passes or [])[0]["rows"] == 21
@@ -351,6 +363,9 @@ def test_dropped_tokens_are_gone_and_the_others_keep_their_positions(name: str) 
     assert [p["rows"] for p in (got.passes or [])] == [p.rows for p in run_.passes]
 
 
+EMPTY = {"_k": [], "_v": [], "_kept": None}
+
+
 class Stacked(Memory):
     """Passes everything to the memory below and keeps a record."""
 
@@ -419,6 +434,7 @@ def test_no_state_survives_a_request(options: ACacheOptions) -> None:
         answers.append((run.canvas.response(), run.passes))
         assert sum(method.bytes().values()) == 0 and method.shared is None
         assert vars(method).keys() - fresh <= {"_refresh"}
+        assert vars(method.memory) == {"options": method.memory.options, "lower": None, **EMPTY}
     assert answers[0] == answers[2]
 
 

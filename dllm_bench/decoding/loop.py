@@ -105,12 +105,11 @@ def _rule(network: Network, settings: DecodeSettings, method: Method) -> CommitR
 def _probe(run: Run, streams: _Streams) -> None:
     """The method's own pass before the first window: counted and timed like any other, and it commits nothing."""
     clock, before = run.clock, run.clock.now()
-    computed = run.counters.row_layers
     rows = streams.probe()
     if rows is None:
         return
     seconds = clock.now() - before
-    run.probe = Cost(rows.count, run.counters.row_layers - computed, seconds)
+    run.probe = Cost(rows.count, run.counters.row_layers, seconds)
     _book(run, streams, rows, seconds, ())
 
 
