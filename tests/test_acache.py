@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -289,6 +289,20 @@ def test_importance_is_the_masks_attention_to_affix_keys_alone(name: str, monkey
     assert anchors(got) == sorted((wanted.topk(6).indices + 3).tolist())
 
 
+def test_the_probe_holds_few_attention_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, held = model(LLADA).network, []
+    weights = net.attention_rows
+
+    def look(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+        held.append(weights(q, keys).numel())
+        return weights(q, keys)
+
+    monkeypatch.setattr(net, "attention_rows", look)
+    monkeypatch.setattr(acache, "_CHUNK", 500)
+    run([*AFFIX, *QUESTION], span=(0, 30))
+    assert held == [480] * 4 * net.config.num_layers
+
+
 def literal_importance(name: str, prompt: list[int], span: tuple[int, int]) -> Tensor:
     """With repeated heads and materialised attention."""
     net = model(name).network
@@ -403,11 +417,15 @@ class Lossy(Stacked):
         return False
 
 
-@pytest.mark.parametrize(("kind", "times"), [(Stacked, 1), (Lossy, 2)])
+def over_lossy(lower: Memory) -> Stacked:
+    return Stacked(Lossy(lower))
+
+
+@pytest.mark.parametrize(("make", "times"), [(Stacked, 1), (Lossy, 2), (over_lossy, 2)])
 def test_a_memory_gets_the_affix_once_or_in_every_refresh_where_it_keeps_a_reduced_form(
-    kind: type[Stacked], times: int
+    make: Callable[[Memory], Stacked], times: int
 ) -> None:
-    method = ACache(ACacheOptions(), kind(acache.AnchorMemory()))
+    method = ACache(ACacheOptions(), make(acache.AnchorMemory()))
     run = decode_with(method, [*AFFIX, *QUESTION], LLADA, None, span=(0, 30))
     assert isinstance(method.memory, Stacked)
     layers = model(LLADA).config.num_layers
