@@ -80,11 +80,12 @@ def denoise(
     network.grow_rope(canvas.length)
     streams = _Streams(network, canvas, make_method, settings, span, shared)
     run.preparation = streams.preparation
-    rule = _rule(network, settings, streams.method)
-    limits = [n for n in (streams.method.pass_limit(settings), rule.limit(settings.steps_per_block)) if n is not None]
-    assert settings.block_length is not None
-    blocks = Blocks(canvas, settings.block_length, settings.steps_per_block, min(limits, default=None))
+    steps = settings.steps_per_block
     try:
+        rule = _rule(network, settings, streams.method)
+        limits = [n for n in (streams.method.pass_limit(settings), rule.limit(steps)) if n is not None]
+        assert settings.block_length is not None
+        blocks = Blocks(canvas, settings.block_length, steps, min(limits, default=None))
         with torch.inference_mode():
             run.clock.begin()
             _probe(run, streams)
@@ -138,6 +139,8 @@ def _step(
     before = clock.now()
     output = streams.forward(window)
     between = clock.now()
+    if not bool(torch.isfinite(output.logits).all()):
+        raise ArithmeticError(f"logits of pass {run.counters.nfe + 1} are not finite ({output.logits.dtype} overflow?)")
     decision = rule.decide(window, output.positions, output.logits)
     tokens = decision.tokens.tolist()
     streams.commit(decision)
@@ -166,19 +169,16 @@ class _Streams:
     ) -> None:
         self._canvas, self._scale = canvas, settings.cfg_scale
         self._free = canvas.unconditional() if self._scale > 0 else None
-        self._all: list[Method] = []
-        self.preparation: Cost | None = None
-        # the unconditional stream holds masks where the prompt was: shared state never stands for those
-        for ids, given in ((canvas.ids, shared), (self._free, None)):
-            if ids is not None:
-                self._begin(make_method(), Request(network, canvas, ids, settings, span, given))
-
-    def _begin(self, method: Method, request: Request) -> None:
-        request, made = provide(method, request)
-        if made is not None:
-            self.preparation = made.cost if self.preparation is None else self.preparation + made.cost
-        method.begin(request)
-        self._all.append(method)
+        requests = [Request(network, canvas, canvas.ids, settings, span, shared)]
+        if self._free is not None:
+            # it holds masks where the prompt was: the shared state that was given does not stand for those
+            requests.append(Request(network, canvas, self._free, settings, span))
+        self._all = [make_method() for _ in requests]
+        provided = [provide(method, request) for method, request in zip(self._all, requests, strict=True)]
+        costs = [made.cost for _, made in provided if made is not None]
+        self.preparation = sum(costs[1:], costs[0]) if costs else None
+        for method, (request, _) in zip(self._all, provided, strict=True):
+            method.begin(request)
 
     @property
     def method(self) -> Method:
