@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dllm_bench.caching.request import Request
+from dllm_bench.caching.shared import Shared
 from dllm_bench.caching.spec import MethodSpec, parse_method
 from dllm_bench.decoding.canvas import Canvas
 from dllm_bench.decoding.loop import Run, denoise
 from dllm_bench.decoding.settings import DecodeSettings
+from dllm_bench.decoding.sharing import provide
 from dllm_bench.errors import UserError
 from dllm_bench.models.hub import Model, load_model
 
 if TYPE_CHECKING:
     from dllm_bench.models.counters import Counters
 
-__all__ = ["Generation", "generate", "load_model", "useful_length"]
+__all__ = ["Generation", "generate", "load_model", "prepare", "useful_length"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Generation:
         seconds: "dense", "partial", "commit", "total". pass_seconds: (kind, seconds) of each pass.
         cache_bytes: bytes held between passes by kind, at their peak; cache_bytes_peak: their sum.
         passes: the trajectory, with `trace=True`.
+        preparation: "rows", "row_layers" and "seconds" of state that requests can share, where it was made for this one
+            alone; not part of counters and seconds. None where it was given (`prepare`) or is not needed.
+        probe: the same of a pass before the first commit (a method's own choice of rows); part of counters and seconds.
     """
 
     output_ids: list[int]
@@ -53,6 +59,8 @@ class Generation:
     cache_bytes_peak: int
     counters: Counters
     passes: list[dict[str, Any]] | None = field(default=None)
+    preparation: dict[str, float] | None = None
+    probe: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The fields that `dllm-bench generate --json` prints."""
@@ -68,6 +76,9 @@ def generate(
     options: Mapping[str, Any] | None = None,
     decode: Mapping[str, Any] | DecodeSettings | None = None,
     trace: bool = False,
+    *,
+    span: tuple[int, int] | None = None,
+    shared: Shared | None = None,
 ) -> Generation:
     """Decodes one response.
 
@@ -78,10 +89,54 @@ def generate(
         options: the method's options, such as {"mode": "dual"}.
         decode: decode settings by the names of the command line's flags with underscores.
         trace: also return each pass (kind, rows, committed tokens, the method's decisions).
+        span: the positions of the prompt that other requests hold too, half-open; for methods that share state.
+        shared: that state, from `prepare`; without it such a method makes its own.
 
     Raises:
         UserError: one line naming what is wrong and the nearest valid choice; nothing was computed.
     """
+    spec, settings, canvas = _laid_out(model, prompt_ids, method, options, decode, span)
+    return _generation(model, denoise(model.network, canvas, spec.build, settings, None, span, shared), trace)
+
+
+def prepare(
+    model: Model,
+    prompt_ids: Sequence[int],
+    method: str | MethodSpec,
+    options: Mapping[str, Any] | None = None,
+    decode: Mapping[str, Any] | DecodeSettings | None = None,
+    *,
+    span: tuple[int, int] | None = None,
+    reuse: Shared | None = None,
+) -> Shared | None:
+    """Makes the state that requests with the same span of tokens can share: pass it to `generate` as `shared`.
+
+    Takes what `generate` takes, so that the method finds the same span. It never changes afterwards; its `cost` is paid
+    once. None where the method shares nothing in such a request.
+
+    Args:
+        reuse: state made before: it is given back when it stands for the same tokens.
+    """
+    spec, settings, canvas = _laid_out(model, prompt_ids, method, options, decode, span)
+    built = spec.build()
+    request = Request(model.network, canvas, canvas.ids, settings, span)
+    if reuse is not None:
+        try:
+            return provide(built, replace(request, shared=reuse))[0].shared
+        except UserError:
+            pass
+    return provide(built, request)[1]
+
+
+def _laid_out(
+    model: Model,
+    prompt_ids: Sequence[int],
+    method: str | MethodSpec,
+    options: Mapping[str, Any] | None,
+    decode: Mapping[str, Any] | DecodeSettings | None,
+    span: tuple[int, int] | None,
+) -> tuple[MethodSpec, DecodeSettings, Canvas]:
+    """Everything that is checked before anything is computed."""
     if isinstance(method, MethodSpec):
         if options:
             raise UserError("a parsed method spec has its options already")
@@ -90,8 +145,10 @@ def generate(
         spec = parse_method(method, dict(options or {}))
     settings = decode if isinstance(decode, DecodeSettings) else DecodeSettings.make(decode or {}, model.family)
     spec.build().check(settings)
-    canvas = Canvas.make(_ids(prompt_ids), settings, model.config, model.network.device)
-    return _generation(model, denoise(model.network, canvas, spec.build, settings), trace)
+    ids = _ids(prompt_ids)
+    if span is not None and not 0 <= span[0] <= span[1] <= len(ids):
+        raise UserError(f"span {span[0]}:{span[1]} is no range of the prompt's {len(ids)} tokens")
+    return spec, settings, Canvas.make(ids, settings, model.config, model.network.device)
 
 
 def useful_length(ids: Sequence[int], mask_id: int, eos_ids: Sequence[int]) -> int:
@@ -136,6 +193,8 @@ def _generation(model: Model, run: Run, trace: bool) -> Generation:
         cache_bytes_peak=sum(run.cache_bytes.values()),
         counters=run.counters,
         passes=passes if trace else None,
+        preparation=asdict(run.preparation) if run.preparation is not None else None,
+        probe=asdict(run.probe) if run.probe is not None else None,
     )
 
 

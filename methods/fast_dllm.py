@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dllm_bench.decoding.settings import DecodeSettings
     from dllm_bench.decoding.windows import Window
 
-__all__ = ["FastDllm", "FastDllmOptions"]
+__all__ = ["DualCache", "FastDllm", "FastDllmOptions"]
 
 
 @dataclass(frozen=True)
@@ -33,27 +33,22 @@ class FastDllmOptions(Options):
             raise UserError("fast_dllm option step_cap=true needs mode=dual: v1's prefix cache has no such cap")
 
 
-class FastDllm(Method):
-    """Block-wise approximate cache. A block's first pass is dense, renews every key and value, and decodes as well;
-    tokens committed afterwards enter the cached rows only at the next block's refresh."""
+class DualCache(Method):
+    """The schedule of the dual cache: a refresh as a block's first pass, then passes over the block alone."""
 
-    name = "fast_dllm"
-    paper = "Fast-dLLM, arXiv 2505.22618, section 3.2 (NVlabs/Fast-dLLM a9b81e4, v1)"
-    summary = "dense refresh per block, then the block alone (dual) or with its suffix (prefix)"
-    cost = "per block one dense pass, then block rows (dual) or block + suffix rows (prefix); K and V of all positions"
-    options_class = FastDllmOptions
     by_blocks = True
-    options: FastDllmOptions
-
-    def pass_limit(self, settings: DecodeSettings) -> int | None:
-        return settings.steps_per_block if self.options.step_cap else None
 
     def rows(self, window: Window) -> Rows:
         self._refresh = window.step == 0
-        if self._refresh:
-            return Rows.range(0, self.request.length)
-        stop = window.stop if self.options.mode == "dual" else self.request.length
-        return Rows.range(self._first(window), stop)
+        return self.refresh_rows() if self._refresh else Rows.range(self._first(window), self.last(window))
+
+    def refresh_rows(self) -> Rows:
+        """The rows of a refresh."""
+        return Rows.range(0, self.request.length)
+
+    def last(self, window: Window) -> int:
+        """Where the passes behind the refresh end."""
+        return window.stop
 
     def targets(self, window: Window, rows: Rows) -> tuple[int, ...]:
         return window.candidates if self._refresh else window.inner
@@ -65,3 +60,21 @@ class FastDllm(Method):
         """The block's start, or the row before it where shifted logits need that row for a token still masked."""
         first = min(window.inner)
         return min(window.start, self.network.config.row_of(first))
+
+
+class FastDllm(DualCache):
+    """Block-wise approximate cache. A block's first pass is dense, renews every key and value, and decodes as well;
+    tokens committed afterwards enter the cached rows only at the next block's refresh."""
+
+    name = "fast_dllm"
+    paper = "Fast-dLLM, arXiv 2505.22618, section 3.2 (NVlabs/Fast-dLLM a9b81e4, v1)"
+    summary = "dense refresh per block, then the block alone (dual) or with its suffix (prefix)"
+    cost = "per block one dense pass, then block rows (dual) or block + suffix rows (prefix); K and V of all positions"
+    options_class = FastDllmOptions
+    options: FastDllmOptions
+
+    def pass_limit(self, settings: DecodeSettings) -> int | None:
+        return settings.steps_per_block if self.options.step_cap else None
+
+    def last(self, window: Window) -> int:
+        return window.stop if self.options.mode == "dual" else self.request.length

@@ -80,6 +80,12 @@ class Memory(Part):
         if self.lower is not None:
             self.lower.select(layer, q, rows)
 
+    @property
+    def exact(self) -> bool:
+        """Whether rows that a refresh does not write are read in it just as they were written before. A memory that
+        keeps a reduced form says no; a refresh then has to write every position."""
+        return self.lower is None or self.lower.exact
+
     @abstractmethod
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         """Keeps fresh keys (before RoPE) and values [B, Hkv, M, d] of `rows`."""
@@ -146,13 +152,22 @@ class DenseMemory(Memory):
 
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         if self._k[layer] is None:
-            shape = (k.shape[0], k.shape[1], self.request.length, k.shape[3])
+            shape = (k.shape[0], k.shape[1], self.room(), k.shape[3])
             self._k[layer], self._v[layer] = k.new_zeros(shape), v.new_zeros(shape)
-        rows.put(self._k[layer], self.network.rope(k, rows.where), dim=2)
-        rows.put(self._v[layer], v, dim=2)
+        places = self.places(rows)
+        places.put(self._k[layer], self.network.rope(k, rows.where), dim=2)
+        places.put(self._v[layer], v, dim=2)
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
         return [self.whole(layer)]
+
+    def room(self) -> int:
+        """Positions that the buffers have room for."""
+        return self.request.length
+
+    def places(self, rows: Rows) -> Rows:
+        """Where rows lie in the buffers."""
+        return rows
 
     def whole(self, layer: int) -> tuple[Tensor, Tensor]:
         k, v = self._k[layer], self._v[layer]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dllm_bench.caching.shared import Shared
     from dllm_bench.decoding.canvas import Canvas
     from dllm_bench.decoding.settings import DecodeSettings
     from dllm_bench.decoding.windows import Window, Windows
+    from dllm_bench.models.network import Network
 else:
     torch = LazyModule("torch")
 
@@ -54,6 +56,7 @@ class Method(Part):
     def __init__(self, options: Options | None = None, memory: Memory | None = None) -> None:
         super().__init__(options)
         self.memory = memory if memory is not None else self.bottom_memory()
+        self.shared: Shared | None = None
 
     @classmethod
     def bottom_memory(cls) -> Memory:
@@ -78,6 +81,8 @@ class Method(Part):
         """A request starts."""
         self.request = request
         self.network = request.network
+        self.shared = request.shared
+        self.started = Rows.range(0, 0)
         self.memory.begin(request)
 
     def commit(self, positions: Sequence[int]) -> None:
@@ -86,13 +91,35 @@ class Method(Part):
     def end(self) -> None:
         """The request is over: lets go of everything it held."""
         self.memory.end()
-        del self.request, self.network
+        self.shared = None
+        del self.request, self.network, self.started
+
+    # -- state across requests --------------------------------------------------------------------------------------
+
+    def shared_span(self, request: Request) -> tuple[int, int] | None:
+        """The positions whose state comes from outside the request, half-open; None where there are none. Called before
+        `begin`. Raises UserError for a range that does not fit the canvas."""
+        return None
+
+    def prepare(self, network: Network, ids: Tensor) -> Mapping[str, Sequence[Tensor]]:
+        """Makes the state [one tensor per layer, by kind] that stands for ids [1, L]. It depends on nothing else, runs
+        outside of every request's clock and counters, and is read by any number of requests."""
+        raise NotImplementedError(f"{type(self).__name__} has a shared span but makes no shared state")
 
     # -- one pass ---------------------------------------------------------------------------------------------------
+
+    def probe(self) -> Rows | None:
+        """A pass before the first window that commits nothing: runs it and gives the rows that entered layer 0. None:
+        the method needs none."""
+        return None
 
     def rows(self, window: Window) -> Rows:
         """The rows that enter layer 0 in this pass."""
         return Rows.range(0, self.request.length)
+
+    def refreshes(self, window: Window, rows: Rows) -> bool:
+        """Whether a pass over these rows renews the cache, so that its queries must read everything exactly."""
+        return rows.covers(self.request.length)
 
     def targets(self, window: Window, rows: Rows) -> tuple[int, ...]:
         """The candidates of the window that this pass computes logits for."""
@@ -102,7 +129,7 @@ class Method(Part):
         """Runs the pass and gives logits for its candidates, and for nothing else."""
         rows = self.rows(window)
         self.started = rows
-        self.memory.begin_pass(window, rows.covers(self.request.length))
+        self.memory.begin_pass(window, self.refreshes(window, rows))
         x = self.network.embed(rows.take(self.request.ids))
         for layer in range(self.network.config.num_layers):
             x, rows = self.layer(layer, x, rows)
@@ -125,7 +152,7 @@ class Method(Part):
 
     def bytes(self) -> dict[str, int]:
         """Bytes held between passes, by kind; measured from the tensors."""
-        return self.memory.bytes()
+        return {**self.memory.bytes(), **(self.shared.bytes() if self.shared is not None else {})}
 
     def report(self) -> dict[str, Any]:
         """What the method and its memory decided in the last pass, for the trace."""

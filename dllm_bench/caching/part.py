@@ -36,6 +36,7 @@ METHODS: Registry[Part] = Registry(
     "dllm_bench.methods",
     "dllm_bench.caching.part:Part",
     {
+        "acache": "dllm_bench.methods.acache:ACache",
         "baseline": "dllm_bench.methods.baseline:Baseline",
         "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
         "elastic_cache": "dllm_bench.methods.elastic_cache:ElasticCache",

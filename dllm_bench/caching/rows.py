@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dllm_bench.lazy import LazyModule
@@ -72,6 +73,9 @@ class Rows:
         """Where each position stands among these rows."""
         if self.span is not None:
             return [p - self.span.start for p in positions]
+        return [self._order[p] for p in positions]
+
+    @cached_property
+    def _order(self) -> dict[int, int]:
         assert self.index is not None
-        order = {p: i for i, p in enumerate(self.index.tolist())}
-        return [order[p] for p in positions]
+        return {p: i for i, p in enumerate(self.index.tolist())}

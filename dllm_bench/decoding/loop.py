@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.caching.method import Method, Output
 from dllm_bench.caching.request import Request
+from dllm_bench.caching.rows import Rows
+from dllm_bench.caching.shared import Cost, Shared
 from dllm_bench.decoding.canvas import Canvas
 from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.rules import CommitRule, Decision, make_rule
 from dllm_bench.decoding.sampling import private_generator
 from dllm_bench.decoding.settings import DecodeSettings
+from dllm_bench.decoding.sharing import provide
 from dllm_bench.decoding.windows import Window
 from dllm_bench.lazy import LazyModule
 from dllm_bench.models.counters import Counters
@@ -48,6 +51,10 @@ class Run:
     passes: list[Pass] = field(default_factory=list)
     cache_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes the method held between passes, by kind, at the moment it held most."""
+    preparation: Cost | None = None
+    """What it took to make shared state for this request alone, outside of its counters and clock."""
+    probe: Cost | None = None
+    """The part of counters and clock that went into the method's probe."""
 
 
 def denoise(
@@ -56,6 +63,8 @@ def denoise(
     make_method: Callable[[], Method],
     settings: DecodeSettings,
     on_pass: Callable[[Window, Output, Decision], None] | None = None,
+    span: tuple[int, int] | None = None,
+    shared: Shared | None = None,
 ) -> Run:
     """Decodes one canvas in place.
 
@@ -63,11 +72,14 @@ def denoise(
         make_method: builds the method; guidance needs a second one for its unconditional stream.
         settings: resolved decode settings.
         on_pass: sees each pass's window, logits and decision, for studies of trajectories.
+        span: the positions that other requests hold too, as the task declares them.
+        shared: state made before, for the method that shares it.
     """
     run = Run(canvas, Counters(), Clock(network.device))
     network.counters = run.counters
     network.grow_rope(canvas.length)
-    streams = _Streams(network, canvas, make_method, settings)
+    streams = _Streams(network, canvas, make_method, settings, span, shared)
+    run.preparation = streams.preparation
     steps = settings.steps_per_block
     try:
         rule = _rule(network, settings, streams.method)
@@ -75,6 +87,7 @@ def denoise(
         windows = streams.method.windows(canvas, settings, min(limits, default=None))
         with torch.inference_mode():
             run.clock.begin()
+            _probe(run, streams)
             while (window := windows.next()) is not None:
                 _step(run, streams, rule, window, settings, on_pass)
             run.clock.end()
@@ -87,6 +100,29 @@ def _rule(network: Network, settings: DecodeSettings, method: Method) -> CommitR
     whole = settings.blocks == 1 and not method.by_blocks
     generator = private_generator(settings.seed, network.device)
     return make_rule(settings, network.config.mask_id, generator, network.config.family, whole, method.slides)
+
+
+def _probe(run: Run, streams: _Streams) -> None:
+    """The method's own pass before the first window: counted and timed like any other, and it commits nothing."""
+    clock, before = run.clock, run.clock.now()
+    rows = streams.probe()
+    if rows is None:
+        return
+    seconds = clock.now() - before
+    run.probe = Cost(rows.count, run.counters.row_layers, seconds)
+    _book(run, streams, rows, seconds, ())
+
+
+def _book(run: Run, streams: _Streams, rows: Rows, seconds: float, pairs: tuple[tuple[int, int], ...]) -> None:
+    """Books a pass that started with these rows and committed these (position, token) pairs."""
+    kind = "dense" if rows.covers(run.canvas.length) else "partial"
+    run.clock.passed(kind, seconds)
+    run.counters.nfe += 1
+    run.counters.dense_passes += kind == "dense"
+    run.passes.append(Pass(kind, rows.count, pairs, streams.method.report()))
+    held = streams.bytes()
+    if sum(held.values()) > sum(run.cache_bytes.values()):
+        run.cache_bytes = held
 
 
 def _step(
@@ -102,9 +138,6 @@ def _step(
     before = clock.now()
     output = streams.forward(window)
     between = clock.now()
-    started = streams.method.started
-    dense = started.covers(canvas.length)
-    clock.passed("dense" if dense else "partial", between - before)
     if not bool(torch.isfinite(output.logits).all()):
         raise ArithmeticError(f"logits of pass {run.counters.nfe + 1} are not finite ({output.logits.dtype} overflow?)")
     decision = rule.decide(window, output.positions, output.logits)
@@ -115,13 +148,8 @@ def _step(
     after = clock.now()
     done = not any(window.start <= p < window.stop for p in canvas.masked)
     clock.committed(after, after - between, len(tokens), done)
-    run.counters.nfe += 1
-    run.counters.dense_passes += dense
     pairs = tuple(sorted(zip(decision.positions, tokens, strict=True)))
-    run.passes.append(Pass("dense" if dense else "partial", started.count, pairs, streams.method.report()))
-    held = streams.bytes()
-    if sum(held.values()) > sum(run.cache_bytes.values()):
-        run.cache_bytes = held
+    _book(run, streams, streams.method.started, between - before, pairs)
     if on_pass is not None:
         on_pass(window, output, decision)
 
@@ -130,17 +158,36 @@ class _Streams:
     """The conditional stream and, under guidance, the unconditional one: each has a method of its own."""
 
     def __init__(
-        self, network: Network, canvas: Canvas, make_method: Callable[[], Method], settings: DecodeSettings
+        self,
+        network: Network,
+        canvas: Canvas,
+        make_method: Callable[[], Method],
+        settings: DecodeSettings,
+        span: tuple[int, int] | None,
+        shared: Shared | None,
     ) -> None:
         self._canvas, self._scale = canvas, settings.cfg_scale
-        self.method = make_method()
-        self._all = [self.method]
-        self._free: torch.Tensor | None = None
-        self.method.begin(Request(network, canvas, canvas.ids, settings))
-        if self._scale > 0:
-            self._free = canvas.unconditional()
-            self._all.append(make_method())
-            self._all[1].begin(Request(network, canvas, self._free, settings))
+        self._free = canvas.unconditional() if self._scale > 0 else None
+        requests = [Request(network, canvas, canvas.ids, settings, span, shared)]
+        if self._free is not None:
+            # it holds masks where the prompt was: the shared state that was given does not stand for those
+            requests.append(Request(network, canvas, self._free, settings, span))
+        self._all = [make_method() for _ in requests]
+        provided = [provide(method, request) for method, request in zip(self._all, requests, strict=True)]
+        costs = [made.cost for _, made in provided if made is not None]
+        self.preparation = sum(costs[1:], costs[0]) if costs else None
+        for method, (request, _) in zip(self._all, provided, strict=True):
+            method.begin(request)
+
+    @property
+    def method(self) -> Method:
+        """That of the conditional stream."""
+        return self._all[0]
+
+    def probe(self) -> Rows | None:
+        """Runs the probe of every stream; rows of the conditional one's."""
+        first, *_ = [method.probe() for method in self._all]
+        return first
 
     def forward(self, window: Window) -> Output:
         output = self.method.forward(window)
