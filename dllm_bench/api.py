@@ -90,7 +90,7 @@ def generate(
     settings = decode if isinstance(decode, DecodeSettings) else DecodeSettings.make(decode or {}, model.family)
     spec.build().check(settings)
     canvas = Canvas.make(_ids(prompt_ids), settings, model.config, model.network.device)
-    return _generation(model, denoise(model.network, canvas, spec.build, settings), trace)
+    return _generation(model, denoise(model.network, canvas, spec.build, settings, trace=trace), trace)
 
 
 def useful_length(ids: Sequence[int], mask_id: int, eos_ids: Sequence[int]) -> int:

@@ -41,11 +41,13 @@ class Method(Part):
 
     Attributes:
         by_blocks: it refreshes per block, so Dream's schedules run in their block version.
-        keeps_cache: it keeps keys and values between passes, so memories can be stacked on it.
+        keeps_cache: it keeps keys and values of all positions between passes, so memories can be stacked on it.
+        renews_values: it renews values without their keys, so memories on it must take them.
     """
 
     by_blocks: ClassVar[bool] = False
     keeps_cache: ClassVar[bool] = True
+    renews_values: ClassVar[bool] = False
 
     def __init__(self, options: Options | None = None, memory: Memory | None = None) -> None:
         super().__init__(options)
@@ -64,6 +66,11 @@ class Method(Part):
     def pass_limit(self, settings: DecodeSettings) -> int | None:
         """Passes after which a block ends although masks are left; None: no such limit."""
         return None
+
+    def guidance_holds(self) -> int:
+        """Passes behind the coming one in which guidance runs the conditional stream alone, and takes the difference of
+        the two streams from the coming one. Asked of the conditional stream's method before a pass that runs both."""
+        return 0
 
     def begin(self, request: Request) -> None:
         """A request starts."""

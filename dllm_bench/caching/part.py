@@ -37,6 +37,9 @@ METHODS: Registry[Part] = Registry(
     "dllm_bench.caching.part:Part",
     {
         "baseline": "dllm_bench.methods.baseline:Baseline",
+        "dkv_cache": "dllm_bench.methods.dkv_cache:DkvCache",
+        "dllm_cache": "dllm_bench.methods.dllm_cache:DllmCache",
         "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
+        "sparse_dllm": "dllm_bench.methods.sparse_dllm:SparseDllm",
     },
 )

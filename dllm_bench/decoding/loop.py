@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dllm_bench.caching.memory import held_bytes
 from dllm_bench.caching.method import Method, Output
 from dllm_bench.caching.request import Request
 from dllm_bench.decoding.canvas import Canvas
@@ -56,6 +57,7 @@ def denoise(
     make_method: Callable[[], Method],
     settings: DecodeSettings,
     on_pass: Callable[[Window, Output, Decision], None] | None = None,
+    trace: bool = True,
 ) -> Run:
     """Decodes one canvas in place.
 
@@ -63,6 +65,7 @@ def denoise(
         make_method: builds the method; guidance needs a second one for its unconditional stream.
         settings: resolved decode settings.
         on_pass: sees each pass's window, logits and decision, for studies of trajectories.
+        trace: keep what the method decided in each pass (selections can be as long as the context).
     """
     run = Run(canvas, Counters(), Clock(network.device))
     network.counters = run.counters
@@ -76,7 +79,7 @@ def denoise(
         with torch.inference_mode():
             run.clock.begin()
             while (window := blocks.next()) is not None:
-                _step(run, streams, rule, window, settings, on_pass)
+                _step(run, streams, rule, window, settings, on_pass, trace)
             run.clock.end()
     finally:
         streams.end()
@@ -96,6 +99,7 @@ def _step(
     window: Window,
     settings: DecodeSettings,
     on_pass: Callable[[Window, Output, Decision], None] | None,
+    trace: bool,
 ) -> None:
     """One pass and its commit."""
     clock, canvas = run.clock, run.canvas
@@ -116,7 +120,8 @@ def _step(
     run.counters.nfe += 1
     run.counters.dense_passes += dense
     pairs = tuple(sorted(zip(decision.positions, tokens, strict=True)))
-    run.passes.append(Pass("dense" if dense else "partial", started.count, pairs, streams.method.report()))
+    report = streams.report() if trace else {}
+    run.passes.append(Pass("dense" if dense else "partial", started.count, pairs, report))
     held = streams.bytes()
     if sum(held.values()) > sum(run.cache_bytes.values()):
         run.cache_bytes = held
@@ -134,6 +139,10 @@ class _Streams:
         self.method = make_method()
         self._all = [self.method]
         self._free: torch.Tensor | None = None
+        self._both = False
+        # passes left that reuse the difference of the streams, and that difference by position
+        self._held = 0
+        self._difference: dict[int, torch.Tensor] = {}
         self.method.begin(Request(network, canvas, canvas.ids, settings))
         if self._scale > 0:
             self._free = canvas.unconditional()
@@ -141,14 +150,44 @@ class _Streams:
             self._all[1].begin(Request(network, canvas, self._free, settings))
 
     def forward(self, window: Window) -> Output:
-        output = self.method.forward(window)
         if self._free is None:
-            return output
-        free = self._all[1].forward(window)
+            return self.method.forward(window)
+        self._both = self._held == 0
+        if not self._both:
+            return self._with_held_difference(window)
+        self._held = self.method.guidance_holds()
+        wide = replace(window, candidates=self._reachable(window))
+        output, free = self.method.forward(wide), self._all[1].forward(wide)
         if free.positions != output.positions:
             raise RuntimeError("the two streams of guidance computed different rows")
-        guided = free.logits + (self._scale + 1) * (output.logits - free.logits)
-        return Output(output.positions, guided)
+        difference = output.logits - free.logits
+        self._difference = dict(zip(output.positions, difference, strict=True)) if self._held else {}
+        return self._guided(window, output.positions, free.logits, difference)
+
+    def _with_held_difference(self, window: Window) -> Output:
+        output = self.method.forward(window)
+        difference = torch.stack([self._difference[p] for p in output.positions])
+        self._held -= 1
+        if not self._held:
+            self._difference = {}
+        return self._guided(window, output.positions, output.logits - difference, difference)
+
+    def _reachable(self, window: Window) -> tuple[int, ...]:
+        """The candidates, and those of the blocks that passes reusing this one's difference may come to."""
+        if not self._held:
+            return window.candidates
+        stop = window.stop + self._held * (window.stop - window.start)
+        return tuple(p for p in self._canvas.masked if p < stop)
+
+    def _guided(
+        self, window: Window, positions: tuple[int, ...], free: torch.Tensor, difference: torch.Tensor
+    ) -> Output:
+        """un + (scale + 1)(cond - un), for the window's candidates alone."""
+        logits, asked = free + (self._scale + 1) * difference, set(window.candidates)
+        places = [i for i, p in enumerate(positions) if p in asked]
+        if len(places) == len(positions):
+            return Output(positions, logits)
+        return Output(tuple(positions[i] for i in places), logits[places])
 
     def commit(self, decision: Decision) -> None:
         if not decision.positions:
@@ -160,8 +199,16 @@ class _Streams:
         for method in self._all:
             method.commit(decision.positions)
 
+    def report(self) -> dict[str, Any]:
+        """The conditional method's decisions, with those of the unconditional one where it ran."""
+        report = self.method.report()
+        free = self._all[1].report() if self._both else {}
+        return {**report, "unconditional": free} if free else report
+
     def bytes(self) -> dict[str, int]:
         total: dict[str, int] = {}
+        if self._difference:
+            total["guidance"] = held_bytes(self._difference.values())
         for method in self._all:
             for kind, held in method.bytes().items():
                 total[kind] = total.get(kind, 0) + held
