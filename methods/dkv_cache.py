@@ -64,14 +64,14 @@ class DkvCache(Method):
     pass can compute the tokens just committed, those to be committed, and a few masked neighbours."""
 
     name = "dkv_cache"
-    paper = "dKV-Cache, arXiv 2505.15781, section 3 (horseee/dKV-Cache 49a76fc)"
+    paper = "dKV-Cache, arXiv 2505.15781, method section (horseee/dKV-Cache 49a76fc)"
     summary = "keys and values of decoded tokens kept one pass late; the rest recomputed (decode) or in part (greedy)"
     cost = (
         "dense every refresh_interval passes of a block (decode: in its first two as well), else all rows still masked "
         "(decode) or 2 + neighbours rows per committed token (greedy); K and V of all positions"
     )
     notes = (
-        "The released code cuts its decode cache to the decoded positions; here one buffer holds all positions, and the "
+        "The released code cuts its decode cache to the decoded positions; here one buffer holds all positions, and "
         "masked ones are overwritten before they are read, which gives the same numbers. With shifted logits (Dream) "
         "the row before each candidate is computed too; the released Dream variants are not reproduced. The released "
         "code has no guidance; here each stream keeps its own cache."

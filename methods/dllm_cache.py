@@ -1,4 +1,4 @@
-"""dLLM-Cache: prompt and response are refreshed at intervals of their own; between them, V-verify picks what to renew."""
+"""dLLM-Cache: prompt and response are refreshed at intervals of their own; in between V-verify picks what to renew."""
 
 from __future__ import annotations
 
@@ -64,20 +64,21 @@ class DllmCache(Method):
     """
 
     name = "dllm_cache"
-    paper = "dLLM-Cache, arXiv 2506.06295, section 3 (maomaocun/dLLM-cache 17235bf)"
+    paper = "dLLM-Cache, arXiv 2506.06295, method section (maomaocun/dLLM-cache 17235bf)"
     summary = "prompt and response refreshed at intervals; in between the response rows whose values moved most"
     cost = (
-        "dense every prompt_interval passes, else G response rows (all layers every response_interval passes; otherwise "
-        "layer 0, the values of all G, and transfer_ratio x G rows); K and V of all positions, V and two branches of G"
+        "dense every prompt_interval passes; else the G response rows, in all layers every response_interval passes, "
+        "otherwise in layer 0, and above it V of all G and transfer_ratio x G rows; holds K and V of all positions, "
+        "two branches and V of G"
     )
     notes = (
         "Layer 0 is refreshed in every pass as in the code (the paper does not: refresh_first_layer=false). V of all "
-        "response rows is renewed as in the code; the paper's figure renews the selected ones. The code also computes "
-        "prompt rows of layer 0 and adds cached branches to prompt rows in every pass, and keeps those branches; nothing "
-        "reads them, so here they are neither computed nor kept. With shifted logits (Dream) the last prompt row, which "
-        "predicts the first response token, belongs to the prompt as in the code, and is as old as its last refresh "
-        "above layer 0. Similarities are taken in float32 at least; equal ones go to the left. The paper's 9.1x is a "
-        "ratio of FLOPs, not of time."
+        "response rows is renewed as in the code; the paper's figure renews the selected ones. In every pass the code "
+        "also computes the prompt rows of layer 0 and adds cached branches to all prompt rows; no answer depends on "
+        "them, so here they are neither computed nor kept (same tokens, less work, less memory). With shifted logits "
+        "(Dream) the last prompt row, which predicts the first response token, belongs to the prompt as in the code: "
+        "above layer 0 it is as old as its last refresh. Similarities are taken in float32 at least. The paper's 9.1x "
+        "is a ratio of FLOPs, not of time."
     )
     options_class = DllmCacheOptions
     renews_values = True

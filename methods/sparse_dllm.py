@@ -129,7 +129,7 @@ class SparseDllm(Method):
     """Two dense passes per block, the second of which evicts; then the block alone, over what was kept and itself."""
 
     name = "sparse_dllm"
-    paper = "Sparse-dLLM, arXiv 2508.02558, section 3 (OpenMOSS/Sparse-dLLM 3fd8986)"
+    paper = "Sparse-dLLM, arXiv 2508.02558, method section (OpenMOSS/Sparse-dLLM 3fd8986)"
     summary = "per block two dense passes, then the block alone over the highest-scored half of the other positions"
     cost = (
         "per block two dense passes, then block rows; K and V of keep_ratio of the positions outside the block, and of "
