@@ -80,7 +80,7 @@ class DkvCache(Method):
     options: DkvCacheOptions
 
     def check(self, settings: DecodeSettings) -> None:
-        if self.options.variant == "greedy" and (settings.remasking != "random" or settings.alg is not None):
+        if self.options.variant == "greedy" and settings.remasking != "random":
             raise UserError(
                 "dkv_cache variant=greedy draws the order of commits beforehand: it needs --remasking random "
                 "(without --alg); nearest valid: variant=decode"

@@ -195,6 +195,10 @@ def test_dkv_greedy_computes_logits_of_what_it_commits_alone() -> None:
     decode = {"gen_length": 16, "steps": 8, "remasking": "random"}
     made, _ = run(LLADA, "dkv_cache", {"variant": "greedy"}, decode)
     assert made.counters.head_rows == 16
+    decode = {"gen_length": 16, "tokens_per_pass": 3, "remasking": "random"}
+    made, _ = run(LLADA, "dkv_cache", {"variant": "greedy"}, decode)
+    assert [len(p.committed) for p in made.passes] == [3, 3, 3, 3, 3, 1]
+    assert made.counters.head_rows == 16
 
 
 def test_dkv_greedy_takes_neighbours_left_and_right_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +267,11 @@ def test_sparse_against_the_literal_computation(name: str) -> None:
         partial += window.step >= 2
         ids[0, decision.positions] = decision.tokens
     assert partial >= 4
+
+
+def test_sparse_lets_go_of_a_block_when_it_ends(bytes_by_pass: list[dict[str, int]]) -> None:
+    run(LLADA, "sparse_dllm", {}, {"gen_length": 16, "block_length": 8})
+    assert [sum(held.values()) > 0 for held in bytes_by_pass] == 2 * [False, *[True] * 7]
 
 
 def test_sparse_bytes() -> None:

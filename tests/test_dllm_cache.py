@@ -162,6 +162,12 @@ def test_guidance_reuses_its_difference_across_blocks() -> None:
     assert "guidance" not in study(LLADA, PROMPT, {}, {"gen_length": 8, "cfg_scale": 1.5}).run.cache_bytes
 
 
+def test_the_difference_is_let_go_after_its_last_use(bytes_by_pass: list[dict[str, int]]) -> None:
+    study(LLADA, PROMPT, {"cfg_interval": 3}, {"gen_length": 12, "cfg_scale": 0.5})
+    # both streams run in passes 1 to 5, 7 and 10
+    assert [i for i, held in enumerate(bytes_by_pass, 1) if "guidance" in held] == [5, 7, 8, 10, 11]
+
+
 @pytest.mark.parametrize(("interval", "forwards"), [(1, 32), (2, 26), (3, 25), (100, 21)])
 def test_schedule_of_guidance(interval: int, forwards: int) -> None:
     options = {"cfg_interval": interval}
@@ -229,12 +235,13 @@ def test_the_same_instance_serves_again() -> None:
     assert outputs[0] == outputs[2] != outputs[1]
 
 
-def test_decisions_are_recorded_on_demand() -> None:
+def test_decisions_are_recorded_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = {"gen_length": 8}
-    assert generate(model(LLADA), PROMPT, "dllm_cache", {}, decode).passes is None
     passes = generate(model(LLADA), PROMPT, "dllm_cache", {}, decode, trace=True).passes or []
     assert [p["method"]["refresh_prompt"] for p in passes] == [True] + [False] * 7
     assert [i for i, p in enumerate(passes) if p["method"]["refresh_response"]] == [0, 7]
+    monkeypatch.setattr(DllmCache, "report", lambda self: pytest.fail("asked for a report"))
+    assert generate(model(LLADA), PROMPT, "dllm_cache", {}, decode).passes is None
 
 
 @pytest.mark.parametrize("name", [LLADA, DREAM])

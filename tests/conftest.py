@@ -1,0 +1,21 @@
+"""Fixtures of several test files."""
+
+from __future__ import annotations
+
+import pytest
+
+from dllm_bench.decoding import loop
+
+
+@pytest.fixture
+def bytes_by_pass(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """Filled, while a test decodes, with the bytes held after each pass."""
+    found: list[dict[str, int]] = []
+    original = loop._Streams.bytes
+
+    def watched(self: loop._Streams) -> dict[str, int]:
+        found.append(original(self))
+        return found[-1]
+
+    monkeypatch.setattr(loop._Streams, "bytes", watched)
+    return found
