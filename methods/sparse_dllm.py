@@ -157,7 +157,7 @@ class SparseDllm(Method):
         return Rows.range(0, self.request.length) if self._refresh else _block(window, self.network.config)
 
     def targets(self, window: Window, rows: Rows) -> tuple[int, ...]:
-        return window.candidates if self._refresh else window.inner
+        return window.inner
 
     def report(self) -> dict[str, Any]:
         return {"refresh": self._refresh, **super().report()}
