@@ -1,10 +1,14 @@
-"""Fixtures of several test files."""
+"""Settings and fixtures of the whole suite."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from dllm_bench.decoding import loop
+
+# the networks of the tests are tiny: a second thread only waits for the first
+torch.set_num_threads(1)
 
 
 @pytest.fixture

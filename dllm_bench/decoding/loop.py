@@ -71,11 +71,12 @@ def denoise(
     network.counters = run.counters
     network.grow_rope(canvas.length)
     streams = _Streams(network, canvas, make_method, settings)
-    rule = _rule(network, settings, streams.method)
-    limits = [n for n in (streams.method.pass_limit(settings), rule.limit(settings.steps_per_block)) if n is not None]
-    assert settings.block_length is not None
-    blocks = Blocks(canvas, settings.block_length, settings.steps_per_block, min(limits, default=None))
+    steps = settings.steps_per_block
     try:
+        rule = _rule(network, settings, streams.method)
+        limits = [n for n in (streams.method.pass_limit(settings), rule.limit(steps)) if n is not None]
+        assert settings.block_length is not None
+        blocks = Blocks(canvas, settings.block_length, steps, min(limits, default=None))
         with torch.inference_mode():
             run.clock.begin()
             while (window := blocks.next()) is not None:
@@ -109,6 +110,8 @@ def _step(
     started = streams.method.started
     dense = started.covers(canvas.length)
     clock.passed("dense" if dense else "partial", between - before)
+    if not bool(torch.isfinite(output.logits).all()):
+        raise ArithmeticError(f"logits of pass {run.counters.nfe + 1} are not finite ({output.logits.dtype} overflow?)")
     decision = rule.decide(window, output.positions, output.logits)
     tokens = decision.tokens.tolist()
     streams.commit(decision)
