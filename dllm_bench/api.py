@@ -96,7 +96,7 @@ def generate(
         UserError: one line naming what is wrong and the nearest valid choice; nothing was computed.
     """
     spec, settings, canvas = _laid_out(model, prompt_ids, method, options, decode, span)
-    return _generation(model, denoise(model.network, canvas, spec.build, settings, None, span, shared), trace)
+    return _generation(model, denoise(model.network, canvas, spec.build, settings, None, span, shared, trace), trace)
 
 
 def prepare(

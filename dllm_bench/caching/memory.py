@@ -39,9 +39,11 @@ class Memory(Part):
 
     Attributes:
         base: the refresh method that a spec naming this memory alone means.
+        takes_values: it takes values without keys (`write_values`); needed on methods that renew values alone.
     """
 
     base: ClassVar[str] = ""
+    takes_values: ClassVar[bool] = False
 
     def __init__(self, options: Options | None = None, lower: Memory | None = None) -> None:
         super().__init__(options)
@@ -89,6 +91,10 @@ class Memory(Part):
     @abstractmethod
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         """Keeps fresh keys (before RoPE) and values [B, Hkv, M, d] of `rows`."""
+
+    def write_values(self, layer: int, rows: Rows, v: Tensor) -> None:
+        """Keeps fresh values of `rows`; their keys stay as they are. Only asked of a memory that `takes_values`."""
+        raise TypeError(f"{type(self).__name__} does not take values without keys")
 
     @abstractmethod
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
@@ -145,6 +151,8 @@ class PassMemory(Memory):
 class DenseMemory(Memory):
     """One key (after RoPE) and one value buffer of canvas length per layer, written in place."""
 
+    takes_values = True
+
     def begin(self, request: Request) -> None:
         super().begin(request)
         self._k: list[Tensor | None] = [None] * request.network.config.num_layers
@@ -157,6 +165,9 @@ class DenseMemory(Memory):
         places = self.places(rows)
         places.put(self._k[layer], self.network.rope(k, rows.where), dim=2)
         places.put(self._v[layer], v, dim=2)
+
+    def write_values(self, layer: int, rows: Rows, v: Tensor) -> None:
+        rows.put(self._v[layer], v, dim=2)
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
         return [self.whole(layer)]

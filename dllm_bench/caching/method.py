@@ -46,12 +46,14 @@ class Method(Part):
     Attributes:
         by_blocks: it refreshes per block, so Dream's schedules run in their block version.
         slides: its window slides over the masks instead (see `windows`), so Dream's threshold needs no budget.
-        keeps_cache: it keeps keys and values between passes, so memories can be stacked on it.
+        keeps_cache: it keeps keys and values of all positions between passes, so memories can be stacked on it.
+        renews_values: it renews values without their keys, so memories on it must take them.
     """
 
     by_blocks: ClassVar[bool] = False
     slides: ClassVar[bool] = False
     keeps_cache: ClassVar[bool] = True
+    renews_values: ClassVar[bool] = False
 
     def __init__(self, options: Options | None = None, memory: Memory | None = None) -> None:
         super().__init__(options)
@@ -76,6 +78,11 @@ class Method(Part):
         """Which masks each pass may commit; by default blocks, which end after `limit` passes at the latest."""
         assert settings.block_length is not None
         return Blocks(canvas, settings.block_length, settings.steps_per_block, limit)
+
+    def guidance_holds(self) -> int:
+        """Passes behind the coming one in which guidance runs the conditional stream alone, and takes the difference of
+        the two streams from the coming one. Asked of the conditional stream's method before a pass that runs both."""
+        return 0
 
     def begin(self, request: Request) -> None:
         """A request starts."""

@@ -38,7 +38,10 @@ METHODS: Registry[Part] = Registry(
     {
         "acache": "dllm_bench.methods.acache:ACache",
         "baseline": "dllm_bench.methods.baseline:Baseline",
+        "dkv_cache": "dllm_bench.methods.dkv_cache:DkvCache",
+        "dllm_cache": "dllm_bench.methods.dllm_cache:DllmCache",
         "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
         "elastic_cache": "dllm_bench.methods.elastic_cache:ElasticCache",
+        "sparse_dllm": "dllm_bench.methods.sparse_dllm:SparseDllm",
     },
 )

@@ -110,7 +110,12 @@ def _check_stack(text: str, names: list[str], classes: list[type[Part]]) -> None
             )
         if not getattr(method, "keeps_cache", True):
             raise UserError(
-                f"method '{text}': '{names[0]}' keeps no keys and values, so '{name}' has nothing to work on"
+                f"method '{text}': '{names[0]}' does not keep the keys and values of all positions, "
+                f"so '{name}' has nothing to work on"
+            )
+        if getattr(method, "renews_values", False) and not cls.takes_values:
+            raise UserError(
+                f"method '{text}': '{names[0]}' renews values without their keys, which '{name}' does not take"
             )
     for i, cls in enumerate(above):
         assert issubclass(cls, Memory)

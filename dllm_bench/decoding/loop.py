@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.caching.method import Method, Output
-from dllm_bench.caching.request import Request
 from dllm_bench.caching.rows import Rows
 from dllm_bench.caching.shared import Cost, Shared
 from dllm_bench.decoding.canvas import Canvas
@@ -15,7 +14,7 @@ from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.rules import CommitRule, Decision, make_rule
 from dllm_bench.decoding.sampling import private_generator
 from dllm_bench.decoding.settings import DecodeSettings
-from dllm_bench.decoding.sharing import provide
+from dllm_bench.decoding.streams import Streams
 from dllm_bench.decoding.windows import Window
 from dllm_bench.lazy import LazyModule
 from dllm_bench.models.counters import Counters
@@ -65,6 +64,7 @@ def denoise(
     on_pass: Callable[[Window, Output, Decision], None] | None = None,
     span: tuple[int, int] | None = None,
     shared: Shared | None = None,
+    trace: bool = True,
 ) -> Run:
     """Decodes one canvas in place.
 
@@ -74,11 +74,12 @@ def denoise(
         on_pass: sees each pass's window, logits and decision, for studies of trajectories.
         span: the positions that other requests hold too, as the task declares them.
         shared: state made before, for the method that shares it.
+        trace: keep what the method decided in each pass (selections can be as long as the context).
     """
     run = Run(canvas, Counters(), Clock(network.device))
     network.counters = run.counters
     network.grow_rope(canvas.length)
-    streams = _Streams(network, canvas, make_method, settings, span, shared)
+    streams = Streams(network, canvas, make_method, settings, span, shared)
     run.preparation = streams.preparation
     steps = settings.steps_per_block
     try:
@@ -87,9 +88,9 @@ def denoise(
         windows = streams.method.windows(canvas, settings, min(limits, default=None))
         with torch.inference_mode():
             run.clock.begin()
-            _probe(run, streams)
+            _probe(run, streams, trace)
             while (window := windows.next()) is not None:
-                _step(run, streams, rule, window, settings, on_pass)
+                _step(run, streams, rule, window, settings, on_pass, trace)
             run.clock.end()
     finally:
         streams.end()
@@ -102,7 +103,7 @@ def _rule(network: Network, settings: DecodeSettings, method: Method) -> CommitR
     return make_rule(settings, network.config.mask_id, generator, network.config.family, whole, method.slides)
 
 
-def _probe(run: Run, streams: _Streams) -> None:
+def _probe(run: Run, streams: Streams, trace: bool) -> None:
     """The method's own pass before the first window: counted and timed like any other, and it commits nothing."""
     clock, before = run.clock, run.clock.now()
     rows = streams.probe()
@@ -110,16 +111,18 @@ def _probe(run: Run, streams: _Streams) -> None:
         return
     seconds = clock.now() - before
     run.probe = Cost(rows.count, run.counters.row_layers, seconds)
-    _book(run, streams, rows, seconds, ())
+    _book(run, streams, rows, seconds, (), trace)
 
 
-def _book(run: Run, streams: _Streams, rows: Rows, seconds: float, pairs: tuple[tuple[int, int], ...]) -> None:
+def _book(
+    run: Run, streams: Streams, rows: Rows, seconds: float, pairs: tuple[tuple[int, int], ...], trace: bool
+) -> None:
     """Books a pass that started with these rows and committed these (position, token) pairs."""
     kind = "dense" if rows.covers(run.canvas.length) else "partial"
     run.clock.passed(kind, seconds)
     run.counters.nfe += 1
     run.counters.dense_passes += kind == "dense"
-    run.passes.append(Pass(kind, rows.count, pairs, streams.method.report()))
+    run.passes.append(Pass(kind, rows.count, pairs, streams.report() if trace else {}))
     held = streams.bytes()
     if sum(held.values()) > sum(run.cache_bytes.values()):
         run.cache_bytes = held
@@ -127,11 +130,12 @@ def _book(run: Run, streams: _Streams, rows: Rows, seconds: float, pairs: tuple[
 
 def _step(
     run: Run,
-    streams: _Streams,
+    streams: Streams,
     rule: CommitRule,
     window: Window,
     settings: DecodeSettings,
     on_pass: Callable[[Window, Output, Decision], None] | None,
+    trace: bool,
 ) -> None:
     """One pass and its commit."""
     clock, canvas = run.clock, run.canvas
@@ -149,73 +153,6 @@ def _step(
     done = not any(window.start <= p < window.stop for p in canvas.masked)
     clock.committed(after, after - between, len(tokens), done)
     pairs = tuple(sorted(zip(decision.positions, tokens, strict=True)))
-    _book(run, streams, streams.method.started, between - before, pairs)
+    _book(run, streams, streams.method.started, between - before, pairs, trace)
     if on_pass is not None:
         on_pass(window, output, decision)
-
-
-class _Streams:
-    """The conditional stream and, under guidance, the unconditional one: each has a method of its own."""
-
-    def __init__(
-        self,
-        network: Network,
-        canvas: Canvas,
-        make_method: Callable[[], Method],
-        settings: DecodeSettings,
-        span: tuple[int, int] | None,
-        shared: Shared | None,
-    ) -> None:
-        self._canvas, self._scale = canvas, settings.cfg_scale
-        self._free = canvas.unconditional() if self._scale > 0 else None
-        requests = [Request(network, canvas, canvas.ids, settings, span, shared)]
-        if self._free is not None:
-            # it holds masks where the prompt was: the shared state that was given does not stand for those
-            requests.append(Request(network, canvas, self._free, settings, span))
-        self._all = [make_method() for _ in requests]
-        provided = [provide(method, request) for method, request in zip(self._all, requests, strict=True)]
-        costs = [made.cost for _, made in provided if made is not None]
-        self.preparation = sum(costs[1:], costs[0]) if costs else None
-        for method, (request, _) in zip(self._all, provided, strict=True):
-            method.begin(request)
-
-    @property
-    def method(self) -> Method:
-        """That of the conditional stream."""
-        return self._all[0]
-
-    def probe(self) -> Rows | None:
-        """Runs the probe of every stream; rows of the conditional one's."""
-        first, *_ = [method.probe() for method in self._all]
-        return first
-
-    def forward(self, window: Window) -> Output:
-        output = self.method.forward(window)
-        if self._free is None:
-            return output
-        free = self._all[1].forward(window)
-        if free.positions != output.positions:
-            raise RuntimeError("the two streams of guidance computed different rows")
-        guided = free.logits + (self._scale + 1) * (output.logits - free.logits)
-        return Output(output.positions, guided)
-
-    def commit(self, decision: Decision) -> None:
-        if not decision.positions:
-            return
-        self._canvas.commit(decision.positions, decision.tokens)
-        if self._free is not None:
-            index = torch.tensor(decision.positions, device=self._free.device)
-            self._free[0, index] = decision.tokens.to(self._free.dtype)
-        for method in self._all:
-            method.commit(decision.positions)
-
-    def bytes(self) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for method in self._all:
-            for kind, held in method.bytes().items():
-                total[kind] = total.get(kind, 0) + held
-        return total
-
-    def end(self) -> None:
-        for method in self._all:
-            method.end()
