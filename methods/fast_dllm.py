@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dllm_bench.caching.method import Method
+from dllm_bench.caching.part import Exact
 from dllm_bench.caching.rows import Rows
 from dllm_bench.errors import UserError
 from dllm_bench.options import Options, option
@@ -43,6 +44,7 @@ class FastDllm(Method):
     cost = "per block one dense pass, then block rows (dual) or block + suffix rows (prefix); K and V of all positions"
     options_class = FastDllmOptions
     by_blocks = True
+    exact_with = Exact(decode={"block_length": 4, "tokens_per_pass": 4})  # every pass starts a block
     options: FastDllmOptions
 
     def pass_limit(self, settings: DecodeSettings) -> int | None:

@@ -42,10 +42,12 @@ class Method(Part):
     Attributes:
         by_blocks: it refreshes per block, so Dream's schedules run in their block version.
         keeps_cache: it keeps keys and values between passes, so memories can be stacked on it.
+        exact_first: a first pass over all rows gives the uncached logits, since there is nothing older to read.
     """
 
     by_blocks: ClassVar[bool] = False
     keeps_cache: ClassVar[bool] = True
+    exact_first: ClassVar[bool] = True
 
     def __init__(self, options: Options | None = None, memory: Memory | None = None) -> None:
         super().__init__(options)

@@ -1,0 +1,142 @@
+"""Checks of what outlives a pass or a request: nothing that changes an answer, and no tensor."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.conformance.check import Failed
+from dllm_bench.conformance.fixtures import make_prompt
+from dllm_bench.conformance.meter import held_tensors, live_tensors, storage_sizes
+from dllm_bench.conformance.subject import Decoded, Step, Subject
+
+if TYPE_CHECKING:
+    from dllm_bench.caching.method import Method
+    from dllm_bench.decoding.canvas import Canvas
+
+__all__ = ["CHECKS"]
+
+
+class _Stop(Exception):
+    """Ends a decode in the middle, as an error in a commit rule would."""
+
+
+def same_again(subject: Subject) -> None:
+    """A request gives the same, to the last bit, after itself and after another: same instance or a new one."""
+    first, one = subject.decode(37), subject.spec.build()
+    for again, what in (
+        (subject.decode(37), "a new instance"),
+        (subject.decode(37, make=lambda: one), "a new instance"),
+        (subject.decode(37, make=lambda: one), "the same instance"),
+    ):
+        if not first.same(again):
+            raise Failed(f"the same request gives something else the second time, with {what}")
+    for make, what in ((lambda: one, "the same instance"), (subject.spec.build, "a new instance")):
+        subject.decode(52, make=make)
+        if not first.same(subject.decode(37, make=make)):
+            raise Failed(f"a request gives something else after another request, with {what}")
+
+
+def independent(subject: Subject) -> None:
+    """Requests give the same in either order, one after another and one in the middle of another."""
+    requests = {"a": make_prompt(37), "b": make_prompt(52, seed=1), "c": make_prompt(37, seed=2)}
+    alone = {name: subject.decode(prompt) for name, prompt in requests.items()}
+    for order in ("abc", "cba"):
+        one = subject.spec.build()
+        for name in order:
+            if not alone[name].same(subject.decode(requests[name], make=lambda one=one: one)):  # type: ignore[misc]
+                raise Failed(f"a request gives something else in the order {order}")
+    inner: list[Decoded] = []
+
+    def interrupt(canvas: Canvas, step: Step) -> None:
+        if not inner:
+            network = subject.network()
+            outer = network.counters
+            inner.append(subject.decode(requests["b"]))
+            network.counters = outer
+
+    outer = subject.decode(requests["a"], on_pass=interrupt)
+    if not (outer.same(alone["a"]) and inner[0].same(alone["b"])):
+        raise Failed("a request gives something else when another runs between its passes")
+
+
+def recovers(subject: Subject) -> None:
+    """After an error in the middle of a request, the same instance starts the next one clean."""
+    first, one = subject.decode(37), subject.spec.build()
+
+    def stop(canvas: Canvas, step: Step) -> None:
+        if len(canvas.masked) <= 10:
+            raise _Stop
+
+    for prompt in (37, 52):
+        try:
+            subject.decode(prompt, make=lambda: one, on_pass=stop)
+        except _Stop:
+            pass
+        else:
+            raise Failed("the decode ended before it could be stopped")
+        if not first.same(subject.decode(37, make=lambda: one)):
+            raise Failed("a request gives something else after one that was stopped by an error")
+
+
+def lets_go(subject: Subject) -> None:
+    """After end(), bytes() is zero and no tensor of the request is alive anywhere."""
+    made: list[Method] = []
+
+    def build() -> Method:
+        made.append(subject.spec.build())
+        return made[-1]
+
+    subject.decode(37, make=build)  # constants that are made once (filters, say) may stay
+    before = live_tensors()
+    subject.decode(41, make=build)
+    after = live_tensors()
+    left = [tuple(t.shape) for key, t in after.items() if before.get(key) is not t]
+    if left:
+        raise Failed(f"{len(left)} tensors of the request are alive after its end, one of shape {left[0]}")
+    for method in made:
+        held = _bytes_of(method)
+        if held:
+            raise Failed(f"bytes() says {held} after the end of the request")
+
+
+def _bytes_of(method: Method) -> int:
+    try:
+        return sum(method.bytes().values())
+    except AttributeError:  # what it would have measured is gone
+        return 0
+
+
+def bytes_measured(subject: Subject) -> None:
+    """bytes() tells what is held between passes: all floating-point tensors, and no more than all tensors."""
+    made: list[Method] = []
+    weights = set(storage_sizes(held_tensors(subject.network().weights)))
+
+    def build() -> Method:
+        made.append(subject.spec.build())
+        return made[-1]
+
+    def compare(canvas: Canvas, step: Step) -> None:
+        held = [t for t in held_tensors(made[0]) if t.untyped_storage().data_ptr() not in weights]
+        every = sum(storage_sizes(t for t in held if t is not canvas.ids).values())
+        floats = sum(storage_sizes(t for t in held if t.is_floating_point()).values())
+        told = sum(made[0].bytes().values())
+        if told < floats:
+            raise Failed(f"bytes() says {told:,}, but floating-point tensors of {floats:,} bytes are held")
+        if told > every:
+            raise Failed(f"bytes() says {told:,}, but only {every:,} bytes of tensors are held")
+
+    subject.decode(300, make=build, on_pass=compare)
+
+
+def plain_reports(subject: Subject) -> None:
+    """What a pass reports for the trace is plain data that JSON can hold."""
+    done = subject.decode(37)
+    for number, one in enumerate(done.run.passes):
+        try:
+            json.dumps(one.method, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise Failed(f"the report of pass {number} is no plain data: {error}") from error
+
+
+CHECKS: list[Any] = [same_again, independent, recovers, lets_go, bytes_measured, plain_reports]
