@@ -20,7 +20,8 @@ _GROWTH = 2.2  # a doubled context may double what is held, and a little more
 
 def counters(subject: Subject) -> None:
     """Passes, dense passes and rows equal an independent count at the primitives, with guidance too."""
-    for model, changes in (("plain", {}), ("shifted", {}), ("plain", {"cfg_scale": 1.0})):
+    guided: dict[str, Any] = {"cfg_scale": 1.0}
+    for model, changes in (("plain", {}), ("shifted", {}), ("plain", guided)):
         network = subject.network(model)
         network.reset()
         try:

@@ -156,6 +156,11 @@ class Watch:
         watch = self
 
         class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+            @classmethod
+            def _should_skip_dynamo(cls) -> bool:
+                """Nothing is compiled here, and a mode that guards against it imports the compiler: several seconds."""
+                return False
+
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 out = func(*args, **(kwargs or {}))
                 watch.saw(func, args, out)
