@@ -71,6 +71,7 @@ class Method(Part):
         """A request starts."""
         self.request = request
         self.network = request.network
+        self.started = Rows.range(0, 0)
         self.memory.begin(request)
 
     def commit(self, positions: Sequence[int]) -> None:
@@ -79,7 +80,7 @@ class Method(Part):
     def end(self) -> None:
         """The request is over: lets go of everything it held."""
         self.memory.end()
-        del self.request, self.network
+        del self.request, self.network, self.started
 
     # -- one pass ---------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.conformance.check import Failed, Skipped
 from dllm_bench.conformance.fixtures import CONFIGS, make_prompt
-from dllm_bench.conformance.subject import Decoded, Step, Subject, decode, fixture_network, uncached
+from dllm_bench.conformance.subject import Decoded, Step, Subject, fixture_network
 from dllm_bench.errors import UserError
 from dllm_bench.lazy import LazyModule
 
@@ -203,17 +203,19 @@ def _on_model(subject: Subject, model: str, dtype: str = "float64", allowed: flo
     method, first = subject.spec.build(), done.steps[0]
     if not method.exact_first or done.run.passes[0].kind != "dense" or _is_probe(done):
         return False
-    settings = subject.settings(None, network.config.family)
-    plain = decode(fixture_network(model, dtype), done.prompt, settings, uncached)
-    places = [plain.steps[0].positions.index(p) for p in first.positions]
-    off = difference(first.logits, plain.steps[0].logits[places])
+    plain = fixture_network(model, dtype)
+    ids = torch.tensor([[*done.prompt, *([plain.config.mask_id] * len(done.canvas.response()))]])
+    places = torch.tensor([plain.config.row_of(p) for p in first.positions])
+    with torch.inference_mode():
+        exact = plain.head(plain.hidden(ids).index_select(1, places))[0]
+    off = difference(first.logits, exact)
     if off > allowed:
         raise Failed(f"logits of the first pass are off by {off:.1%} of the largest one ({dtype}, {model} model)")
     return True
 
 
 def _is_probe(done: Decoded) -> bool:
-    """Whether passes were made before the first window's."""
+    """Whether a pass was made before the first window's."""
     return len(done.run.passes) != len(done.steps)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["MeteredNetwork", "Tally", "Watch", "held_tensors", "live_tensors", "storage_sizes"]
+__all__ = ["MeteredNetwork", "Tally", "Watch", "held_tensors", "storage_sizes", "surviving_tensors"]
 
 OnAttend = Callable[[Any, "Tensor | None"], None]
 
@@ -192,11 +193,18 @@ def storage_sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
 
 
-def live_tensors() -> dict[int, Tensor]:
-    """Every tensor that Python holds anywhere, by identity."""
-    gc.collect()
+@contextmanager
+def surviving_tensors() -> Iterator[list[Tensor]]:
+    """Gives a list that holds, after the block, every tensor made in it that Python still holds anywhere."""
+    found: list[Tensor] = []
     kind = torch.Tensor
-    return {id(o): o for o in gc.get_objects() if issubclass(type(o), kind)}
+    gc.freeze()  # what is there already need not be looked through
+    try:
+        yield found
+        gc.collect()
+        found += [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    finally:
+        gc.unfreeze()
 
 
 def held_tensors(root: Any) -> list[Tensor]:

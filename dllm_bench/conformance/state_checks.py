@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.conformance.check import Failed
 from dllm_bench.conformance.fixtures import make_prompt
-from dllm_bench.conformance.meter import held_tensors, live_tensors, storage_sizes
+from dllm_bench.conformance.meter import held_tensors, storage_sizes, surviving_tensors
 from dllm_bench.conformance.subject import Decoded, Step, Subject
 
 if TYPE_CHECKING:
@@ -88,12 +88,10 @@ def lets_go(subject: Subject) -> None:
         return made[-1]
 
     subject.decode(37, make=build)  # constants that are made once (filters, say) may stay
-    before = live_tensors()
-    subject.decode(41, make=build)
-    after = live_tensors()
-    left = [tuple(t.shape) for key, t in after.items() if before.get(key) is not t]
+    with surviving_tensors() as left:
+        subject.decode(41, make=build)
     if left:
-        raise Failed(f"{len(left)} tensors of the request are alive after its end, one of shape {left[0]}")
+        raise Failed(f"{len(left)} tensors of the request are alive after its end, one of shape {tuple(left[0].shape)}")
     for method in made:
         held = _bytes_of(method)
         if held:
