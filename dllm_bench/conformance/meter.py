@@ -26,7 +26,10 @@ else:
 
 __all__ = ["MeteredNetwork", "Tally", "Watch", "held_tensors", "storage_sizes", "surviving_tensors"]
 
-OnAttend = Callable[[Any, "Tensor | None"], None]
+OnAttend = Callable[["Tensor", Any, "Fresh"], None]
+Fresh = dict[str, "Tensor"]
+"""What a layer has just projected, before RoPE: "q", "k", "v". Of several projections the last one counts, and keys are
+there only where they came with the values."""
 
 
 @dataclass
@@ -51,7 +54,7 @@ class MeteredNetwork(Network):
 
     Attributes:
         inside: how many primitives are running, one within another.
-        on_attend: sees what queries attend to, and the fresh values of the layer.
+        on_attend: sees queries, what they attend to, and what the layer has just projected.
     """
 
     def __post_init__(self) -> None:
@@ -59,11 +62,11 @@ class MeteredNetwork(Network):
         self.inside = 0
         self.on_attend: OnAttend | None = None
         self._tallies: list[tuple[Counters, Tally]] = []
-        self._values: tuple[int, Tensor | None] = (-1, None)
+        self._layer, self._fresh = -1, Fresh()
 
     def reset(self) -> None:
         """Forgets all tallies."""
-        self._tallies, self._values = [], (-1, None)
+        self._tallies, self._layer, self._fresh = [], -1, {}
 
     def tally(self, counters: Counters | None = None) -> Tally:
         """The tally kept beside these counters (default: those of the request that runs now)."""
@@ -92,17 +95,18 @@ class MeteredNetwork(Network):
         elif name == "attend":
             tally.attended += given["q"].shape[0] * given["q"].shape[2]
             if self.on_attend is not None:
-                self.on_attend(given["parts"], self._values[1])
+                self.on_attend(given["q"], given["parts"], self._fresh)
 
     def saw(self, name: str, given: Mapping[str, Any], result: Any) -> None:
-        """Keeps the values that a layer has just made, for `on_attend`."""
+        """Keeps what a layer has just projected, for `on_attend`."""
         if name != "project" or self.on_attend is None:
             return
         layer, want = given["layer"], given.get("want", "qkv")
+        if layer != self._layer:
+            self._layer, self._fresh = layer, {}
         if "v" in want:
-            self._values = (layer, result[want.index("v")])
-        elif layer != self._values[0]:
-            self._values = (layer, None)
+            self._fresh.pop("k", None)
+        self._fresh |= {n: t for n, t in zip(want, result, strict=True) if n != "k" or "v" in want}
 
 
 def _rows(t: Tensor) -> int:

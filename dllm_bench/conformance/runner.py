@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dllm_bench.conformance import cost_checks, decoding_checks, option_checks, state_checks
+from dllm_bench.conformance import attention_checks, cost_checks, decoding_checks, option_checks, state_checks
 from dllm_bench.conformance.check import Check, Failed, Result, Skipped, Status
 from dllm_bench.conformance.subject import Subject
 from dllm_bench.lazy import LazyModule
@@ -17,7 +17,7 @@ __all__ = ["CHECKS", "run_checks"]
 
 CHECKS: tuple[Check, ...] = tuple(
     Check.of(function)
-    for module in (option_checks, decoding_checks, state_checks, cost_checks)
+    for module in (option_checks, decoding_checks, state_checks, attention_checks, cost_checks)
     for function in module.CHECKS
 )
 

@@ -10,7 +10,7 @@ from dllm_bench.caching.memory import PassMemory
 from dllm_bench.caching.method import Method, Output
 from dllm_bench.caching.part import METHODS, Part
 from dllm_bench.caching.spec import MethodSpec, parse_method
-from dllm_bench.conformance.check import Failed
+from dllm_bench.conformance.check import Failed, Skipped
 from dllm_bench.conformance.fixtures import CONFIGS, fixture_weights, make_prompt
 from dllm_bench.conformance.meter import MeteredNetwork
 from dllm_bench.decoding.canvas import Canvas
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["USUAL", "Decoded", "Step", "Subject", "decode", "fixture_network", "uncached"]
+__all__ = ["USUAL", "Decoded", "Step", "Subject", "decode", "fixture_network", "uncached", "unguided"]
 
 USUAL: dict[str, Any] = {"gen_length": 16, "block_length": 8, "tokens_per_pass": 2, "eos_stop": False}
 _VARIANTS: tuple[dict[str, Any], ...] = ({}, {"remasking": "random"}, {"cfg_scale": 1.0})
@@ -67,6 +67,14 @@ class Decoded:
             return False
         pairs = zip(self.steps, other.steps, strict=True)
         return all(a.committed == b.committed and torch.equal(a.logits, b.logits) for a, b in pairs)
+
+
+def unguided(subject: Subject) -> None:
+    """Raises Skipped where the method, with its options, decodes with guidance alone."""
+    try:
+        subject.settings(cfg_scale=0.0)
+    except UserError as error:
+        raise Skipped(f"needs guidance: {error}") from error
 
 
 def uncached() -> Method:
