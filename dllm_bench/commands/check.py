@@ -41,11 +41,12 @@ def check(
     from dllm_bench.conformance.subject import Subject
 
     subject, errors = Subject(method, values), Console(stderr=True)
-    with errors.status("") as status:
+    done: list[str] = []
+    with errors.status("starting") as status:
 
         def seen(result: Result) -> None:
-            done = min(len(CHECKS), _place(result.name) + 1)
-            status.update(f"{done}/{len(CHECKS)} {result.name}")
+            done.append(result.name)
+            status.update(f"{len(done)} of {len(CHECKS)} checks done")
 
         results = run_checks(subject, seen)
     failed = [result.name for result in results if result.status == "fail"]
@@ -57,12 +58,6 @@ def check(
         line = f"{len(failed)} of {len(results)} checks failed: {', '.join(failed)}"
         errors.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
-
-
-def _place(name: str) -> int:
-    from dllm_bench.conformance.runner import CHECKS
-
-    return next(i for i, one in enumerate(CHECKS) if one.name == name)
 
 
 def _as_json(subject: Subject, results: list[Result]) -> dict[str, Any]:

@@ -20,7 +20,10 @@ _CLOSE = 1e-4
 
 
 def fresh_rows(subject: Subject) -> None:
-    """Queries see the fresh value of every row that their layer has just computed, with the key of its own position."""
+    """Queries see the rows of their pass, in place.
+
+    The fresh value of every row that their layer has just computed, with the key of its own position.
+    """
     method = _Keeper(subject)
 
     def look(q: Tensor, parts: Any, fresh: Fresh) -> None:
@@ -43,7 +46,7 @@ def fresh_rows(subject: Subject) -> None:
 
 
 def own_positions(subject: Subject) -> None:
-    """Queries are rotated to the absolute positions of their rows."""
+    """Queries are rotated to their absolute positions."""
     method = _Keeper(subject)
 
     def look(q: Tensor, parts: Any, fresh: Fresh) -> None:

@@ -32,8 +32,8 @@ class Check:
 
     @classmethod
     def of(cls, run: Callable[[Subject], None]) -> Check:
-        """A function's name and docstring say what it checks."""
-        return cls(run.__name__, " ".join((run.__doc__ or "").split()).rstrip("."), run)
+        """A function's name and the first line of its docstring say what it checks."""
+        return cls(run.__name__, (run.__doc__ or "").split("\n")[0].rstrip("."), run)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,10 @@ _GROWTH = 2.2  # a doubled context may double what is held, and a little more
 
 
 def counters(subject: Subject) -> None:
-    """Passes, dense passes and rows equal an independent count at the primitives, with guidance too."""
+    """Counters equal an independent count.
+
+    Passes, dense passes and rows, counted at the primitives, with guidance too.
+    """
     guided: dict[str, Any] = {"cfg_scale": 1.0}
     for model, changes in (("plain", {}), ("shifted", {}), ("plain", guided)):
         network = subject.network(model)
@@ -60,7 +63,10 @@ def _equal(name: str, told: int, counted: int) -> None:
 
 
 def primitives_only(subject: Subject) -> None:
-    """Weights are read by the network's primitives alone, so that no work goes uncounted."""
+    """Weights are read by the primitives alone.
+
+    So no work goes uncounted.
+    """
     for model in ("plain", "shifted"):
         network = subject.network(model)
         with Watch(network) as watch:
@@ -70,7 +76,7 @@ def primitives_only(subject: Subject) -> None:
 
 
 def logits_used(subject: Subject) -> None:
-    """Logits are computed for the candidates that are given out, and for no other row."""
+    """No logits but those given out."""
     unguided(subject)
     done = subject.decode(cfg_scale=0.0)
     given = sum(len(step.positions) for step in done.steps)
@@ -79,7 +85,7 @@ def logits_used(subject: Subject) -> None:
 
 
 def no_square(subject: Subject) -> None:
-    """No operation makes a tensor that grows with the square of the context."""
+    """No tensor grows with the square of the context."""
     small, large = (_largest(subject, length) for length in (_LONG // 2 - 8, _LONG))
     length = _LONG + 16
     if large.elements >= length * length // 2 or large.elements > 3 * small.elements:
@@ -94,7 +100,7 @@ def _largest(subject: Subject, length: int) -> Watch:
 
 
 def linear_memory(subject: Subject) -> None:
-    """What is held between passes grows no faster than the context."""
+    """What is held grows no faster than the context."""
     small, large = (sum(subject.decode(n).run.cache_bytes.values()) for n in (_LONG // 2 - 8, _LONG))
     if small and large > _GROWTH * small:
         raise Failed(f"twice the context holds {large / small:.1f} times the bytes ({small:,} and {large:,})")

@@ -48,7 +48,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 def no_mask_left(subject: Subject) -> None:
-    """Every position of the response is filled, for any split into blocks, and also within a prompt."""
+    """Every position is filled, in any blocks, in infill."""
     for gen, block in ((16, 8), (12, 12), (6, 1), (1, 1)):
         done = subject.decode(gen_length=gen, block_length=block)
         filled(subject, done, f"gen_length {gen}, block_length {block}")
@@ -56,7 +56,10 @@ def no_mask_left(subject: Subject) -> None:
 
 
 def canvas_untouched(subject: Subject) -> None:
-    """Nothing but commits changes the canvas: not the prompt before or behind, not the masked positions."""
+    """Only commits change the canvas, never the prompt.
+
+    The ids before, in and behind the response, its range and its masked positions are followed pass by pass.
+    """
     for prompt, fill in ((make_prompt(37), None), (make_prompt(48), (20, 36))):
         start, stop = fill or (len(prompt), len(prompt) + 16)
         ids = [*prompt[:start], *([CONFIGS["plain"].mask_id] * (stop - start)), *prompt[stop:]]
@@ -84,7 +87,7 @@ def canvas_untouched(subject: Subject) -> None:
 
 
 def candidates(subject: Subject) -> None:
-    """Passes give finite logits, one row each for masked positions of the window, ascending."""
+    """Finite logits of the window's masks, in order."""
 
     def look(canvas: Canvas, step: Step) -> None:
         width = CONFIGS["plain"].embedding_size
@@ -104,7 +107,7 @@ def candidates(subject: Subject) -> None:
 
 
 def prompt_lengths(subject: Subject) -> None:
-    """Prompts of 1 token, and of one less and one more than powers of two, decode."""
+    """Prompts of 1 token, and around powers of two."""
     lengths = {1, 2, *(2**level + by for level in (2, 3, 4, 5) for by in (-1, 0, 1))}
     for length in sorted(lengths):
         for model in ("plain", "shifted"):
@@ -118,7 +121,7 @@ def prompt_lengths(subject: Subject) -> None:
 
 
 def commit_rules(subject: Subject) -> None:
-    """Every commit rule fills the response: threshold, factor, quota, random, Dream's schedules, and stop at EOS."""
+    """Every commit rule, Dream's too, and a stop at EOS."""
     refused = 0
     for model, rules in (("plain", _RULES), ("shifted", _DREAM_RULES)):
         for rule in (*rules, {"eos_stop": True, "tokens_per_pass": 2}):
@@ -148,7 +151,7 @@ def _rule_name(rule: dict[str, Any]) -> str:
 
 
 def guidance(subject: Subject) -> None:
-    """Classifier-free guidance runs a second stream, and it does not disturb the first."""
+    """Guidance runs a second stream beside the first."""
     try:
         done = subject.decode(cfg_scale=1.0)
     except UserError as error:
@@ -159,28 +162,28 @@ def guidance(subject: Subject) -> None:
 
 
 def gqa_model(subject: Subject) -> None:
-    """Works where several query heads share a key head; a first pass over all rows is exact."""
+    """Query heads that share key heads."""
     _on_model(subject, "gqa")
 
 
 def bias_model(subject: Subject) -> None:
-    """Works with biases of q, k and v; a first pass over all rows is exact."""
+    """Biases of q, k and v."""
     _on_model(subject, "bias")
 
 
 def shifted_model(subject: Subject) -> None:
-    """Works where row i - 1 predicts position i (Dream); a first pass over all rows is exact."""
+    """Logits shifted by one row (Dream)."""
     _on_model(subject, "shifted")
 
 
 def first_pass(subject: Subject) -> None:
-    """A first pass over all rows gives the uncached logits."""
+    """A first pass over all rows gives uncached logits."""
     if not _on_model(subject, "plain"):
         raise Skipped(_why_inexact(subject))
 
 
 def dtypes(subject: Subject) -> None:
-    """Works in float32, bfloat16 and float64, with finite logits; a first pass over all rows is exact."""
+    """Precisions float32, bfloat16 and float64."""
     for dtype, allowed in (("float64", 1e-4), ("float32", 1e-3), ("bfloat16", 0.1)):
         for model in ("plain", "shifted"):
             try:

@@ -18,7 +18,10 @@ __all__ = ["CHECKS"]
 
 
 def described(subject: Subject) -> None:
-    """Name, paper, summary and cost are given, and every option has a help text."""
+    """Texts and option help are given.
+
+    Name, paper, summary and cost are not empty, every option has a help text, and the options dataclass is frozen.
+    """
     for (name, _), part in zip(subject.spec.parts, subject.parts, strict=True):
         if part.name != name:
             raise Failed(f"'{name}' is registered, but the class is named '{part.name}'")
@@ -33,7 +36,10 @@ def described(subject: Subject) -> None:
 
 
 def options_refused(subject: Subject) -> None:
-    """Option values outside their range or choices are refused with one line."""
+    """Values outside ranges and choices are refused.
+
+    With a UserError, before anything is computed.
+    """
     asked = 0
     for name, key, value in _each(subject, _outside):
         asked += 1
@@ -47,7 +53,10 @@ def options_refused(subject: Subject) -> None:
 
 
 def options_work(subject: Subject) -> None:
-    """Every choice, both bounds of every range and extreme values where there is no bound decode or are refused."""
+    """Bounds and choices decode, or are refused.
+
+    Every choice, both bounds of every range, and extreme values where there is no bound.
+    """
     asked = 0
     for name, key, value in _each(subject, _within):
         asked += 1
@@ -119,7 +128,10 @@ def _within(kind: Any, meta: Any) -> list[Any]:
 
 
 def exact(subject: Subject) -> None:
-    """With the options and decode settings that it promises (exact_with), decoding equals the uncached one."""
+    """Equals the uncached decode where promised.
+
+    Under the options and decode settings of `exact_with`: the same candidates, logits and commits, pass by pass.
+    """
     promise = _promise(subject)
     spec = subject.variant(promise.options)
     for model, scale in (("plain", 0.0), ("gqa", 0.0), ("shifted", 0.0), ("plain", 1.0)):

@@ -22,7 +22,10 @@ class _Stop(Exception):
 
 
 def same_again(subject: Subject) -> None:
-    """A request gives the same, to the last bit, after itself and after another: same instance or a new one."""
+    """The same request again, another in between.
+
+    To the last bit, with the same instance and with a new one.
+    """
     first, one = subject.decode(37), subject.spec.build()
     for again, what in (
         (subject.decode(37), "a new instance"),
@@ -38,7 +41,7 @@ def same_again(subject: Subject) -> None:
 
 
 def independent(subject: Subject) -> None:
-    """Requests give the same in either order, one after another and one in the middle of another."""
+    """Requests in any order, and one amid another."""
     requests = {"a": make_prompt(37), "b": make_prompt(52, seed=1), "c": make_prompt(37, seed=2)}
     alone = {name: subject.decode(prompt) for name, prompt in requests.items()}
     for order in ("abc", "cba"):
@@ -60,7 +63,7 @@ def independent(subject: Subject) -> None:
 
 
 def recovers(subject: Subject) -> None:
-    """After an error in the middle of a request, the same instance starts the next one clean."""
+    """Starts clean after an error amid a request."""
     first, one = subject.decode(37), subject.spec.build()
 
     for prompt, left in ((37, 12), (52, 6)):
@@ -80,7 +83,7 @@ def recovers(subject: Subject) -> None:
 
 
 def lets_go(subject: Subject) -> None:
-    """After end(), bytes() is zero and no tensor of the request is alive anywhere."""
+    """After end(): no bytes, and no tensor alive."""
     made: list[Method] = []
 
     def build() -> Method:
@@ -106,7 +109,10 @@ def _bytes_of(method: Method) -> int:
 
 
 def bytes_measured(subject: Subject) -> None:
-    """bytes() tells what is held between passes: all floating-point tensors, and no more than all tensors."""
+    """bytes() tells what is held between passes.
+
+    All floating-point tensors that the method leads to, and no more than all tensors.
+    """
     made: list[Method] = []
     weights = set(storage_sizes(held_tensors(subject.network().weights)))
 
@@ -128,7 +134,7 @@ def bytes_measured(subject: Subject) -> None:
 
 
 def plain_reports(subject: Subject) -> None:
-    """What a pass reports for the trace is plain data that JSON can hold."""
+    """Reports for the trace are plain data for JSON."""
     done = subject.decode(37)
     for number, one in enumerate(done.run.passes):
         try:
