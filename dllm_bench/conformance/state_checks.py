@@ -26,15 +26,15 @@ def same_again(subject: Subject) -> None:
 
     To the last bit, with the same instance and with a new one.
     """
-    first, one = subject.decode(37), subject.spec.build()
+    first, reused = subject.decode(37), subject.reused()
     for again, what in (
         (subject.decode(37), "a new instance"),
-        (subject.decode(37, make=lambda: one), "a new instance"),
-        (subject.decode(37, make=lambda: one), "the same instance"),
+        (subject.decode(37, make=reused), "a new instance"),
+        (subject.decode(37, make=reused), "the same instance"),
     ):
         if not first.same(again):
             raise Failed(f"the same request gives something else the second time, with {what}")
-    for make, what in ((lambda: one, "the same instance"), (subject.spec.build, "a new instance")):
+    for make, what in ((reused, "the same instance"), (subject.spec.build, "a new instance")):
         subject.decode(52, make=make)
         if not first.same(subject.decode(37, make=make)):
             raise Failed(f"a request gives something else after another request, with {what}")
@@ -45,9 +45,9 @@ def independent(subject: Subject) -> None:
     requests = {"a": make_prompt(37), "b": make_prompt(52, seed=1), "c": make_prompt(37, seed=2)}
     alone = {name: subject.decode(prompt) for name, prompt in requests.items()}
     for order in ("abc", "cba"):
-        one = subject.spec.build()
+        reused = subject.reused()
         for name in order:
-            if not alone[name].same(subject.decode(requests[name], make=lambda one=one: one)):  # type: ignore[misc]
+            if not alone[name].same(subject.decode(requests[name], make=reused)):
                 raise Failed(f"a request gives something else in the order {order}")
     inner: list[bool] = []
 
@@ -64,7 +64,7 @@ def independent(subject: Subject) -> None:
 
 def recovers(subject: Subject) -> None:
     """Starts clean after an error amid a request."""
-    first, one = subject.decode(37), subject.spec.build()
+    first, reused = subject.decode(37), subject.reused()
 
     for prompt, left in ((37, 12), (52, 6)):
 
@@ -73,12 +73,12 @@ def recovers(subject: Subject) -> None:
                 raise _Stop
 
         try:
-            subject.decode(prompt, make=lambda: one, on_pass=stop)
+            subject.decode(prompt, make=reused, on_pass=stop)
         except _Stop:
             pass
         else:
             raise Failed("the decode ended before it could be stopped")
-        if not first.same(subject.decode(37, make=lambda: one)):
+        if not first.same(subject.decode(37, make=reused)):
             raise Failed("a request gives something else after one that was stopped by an error")
 
 
@@ -121,10 +121,10 @@ def bytes_measured(subject: Subject) -> None:
         return made[-1]
 
     def compare(canvas: Canvas, step: Step) -> None:
-        held = [t for t in held_tensors(made[0]) if t.untyped_storage().data_ptr() not in weights]
+        held = [t for t in held_tensors(made) if t.untyped_storage().data_ptr() not in weights]
         every = sum(storage_sizes(t for t in held if t is not canvas.ids).values())
         floats = sum(storage_sizes(t for t in held if t.is_floating_point()).values())
-        told = sum(made[0].bytes().values())
+        told = sum(sum(method.bytes().values()) for method in made)
         if told < floats:
             raise Failed(f"bytes() says {told:,}, but floating-point tensors of {floats:,} bytes are held")
         if told > every:

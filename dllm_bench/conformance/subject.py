@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,16 @@ class Subject:
         made = DecodeSettings.make(values, family)
         spec.build().check(made)
         return made
+
+    @property
+    def guided(self) -> bool:
+        """Whether the usual settings have guidance, which runs two streams."""
+        return self.settings().cfg_scale > 0
+
+    def reused(self) -> Callable[[], Method]:
+        """Gives the same instances in every request: one, or one for each stream of guidance."""
+        instances = itertools.cycle([self.spec.build() for _ in range(1 + self.guided)])
+        return lambda: next(instances)
 
     def network(self, model: str = "plain", dtype: str = "float32") -> MeteredNetwork:
         """A fixture network; one object per model and precision, as in a run over many requests."""
