@@ -12,11 +12,12 @@ from torch import Tensor
 
 from dllm_bench.caching.memory import DenseMemory, Memory, Pieces
 from dllm_bench.caching.method import Method, Output
-from dllm_bench.caching.part import Part
+from dllm_bench.caching.part import Exact, Part
 from dllm_bench.caching.request import Request
 from dllm_bench.caching.rows import Rows
 from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.decoding.windows import Window
+from dllm_bench.errors import UserError
 from dllm_bench.methods.fast_dllm import FastDllm, FastDllmOptions
 from dllm_bench.models.counters import Counters
 from dllm_bench.options import option
@@ -539,3 +540,66 @@ class ReadsThePrompt(FastDllm):
     def begin(self, request: Request) -> None:
         super().begin(request)
         assert request.ids[0, 0] != request.canvas.mask_id
+
+
+# -- what is no fault, or not one of the kit's alone ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RangedOptions(FastDllmOptions):
+    every: int = option(2, "passes from one refresh to the next", low=1)
+
+
+class Ranged(FastDllm):
+    """Refreshes every few passes of a block."""
+
+    name = "Ranged"
+    options_class = RangedOptions
+    options: RangedOptions
+    exact_with = Exact({"every": 1})
+
+    def rows(self, window: Window) -> Rows:
+        self._refresh = window.step % self.options.every == 0
+        return Rows.range(0, self.request.length) if self._refresh else Rows.range(self._first(window), window.stop)
+
+
+class Boastful(Ranged):
+    """Promises to be exact at its default, and is not."""
+
+    name = "Boastful"
+    exact_with = Exact()
+
+
+class Choosy(Ranged):
+    name = "Choosy"
+    check_with: ClassVar[dict[str, Any]] = {"every": 1}
+
+
+@dataclass(frozen=True)
+class CappedOptions(FastDllmOptions):
+    limit: int | None = option(None, "passes after which a block ends", low=1)
+
+
+class Capped(FastDllm):
+    """Ends a block early where the user asks for it."""
+
+    name = "Capped"
+    options_class = CappedOptions
+    options: CappedOptions
+
+    def pass_limit(self, settings: DecodeSettings) -> int | None:
+        return self.options.limit
+
+
+class Impossible(FastDllm):
+    name = "Impossible"
+
+    def check(self, settings: DecodeSettings) -> None:
+        raise UserError("it never fits")
+
+
+class Loud(ReportsTensors):
+    """Two faults at once."""
+
+    name = "Loud"
+    cost = " "
