@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -105,8 +106,8 @@ def useful_length(ids: Sequence[int], mask_id: int, eos_ids: Sequence[int]) -> i
 
 def _ids(prompt_ids: Sequence[int]) -> list[int]:
     try:
-        return [int(i) for i in prompt_ids]
-    except (TypeError, ValueError):
+        return [operator.index(i) for i in prompt_ids]
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of more than one dimension
         raise UserError("prompt ids must be a list of whole numbers") from None
 
 

@@ -53,7 +53,9 @@ app.command("show")(show)
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit code 2."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False)  # an Exit inside a command, and Ctrl-C, come back as a number
+        if isinstance(code, int) and code:
+            sys.exit(code)
     except UserError as error:
         fail(str(error))
     except typer.Exit as stop:
@@ -68,6 +70,9 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # no command at all: the help text, as it is
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(2)
         fail(_usage(error))
 
 

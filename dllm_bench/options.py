@@ -138,9 +138,9 @@ def _number(value: Any, kind: Callable[[Any], Any], what: str) -> Any:
         if isinstance(value, bool):
             raise ValueError
         number = kind(value)
-        if kind is int and float(value) != number:
+        if isinstance(value, float) and value != number and value == value:
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         name = "a whole number" if kind is int else "a number"
         raise UserError(f"{what} must be {name}, got '{value}'") from None
     if number != number or number in (float("inf"), float("-inf")):

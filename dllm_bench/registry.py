@@ -47,8 +47,8 @@ class Registry(Generic[T]):
         self._scan()
         if name in self._paths or name in self._classes:
             raise UserError(f"{self.kind} '{name}' is registered already")
-        self._paths[name] = f"{cls.__module__}:{cls.__qualname__}"
         self._classes[name] = self._checked(name, cls)
+        self._paths[name] = f"{cls.__module__}:{cls.__qualname__}"
 
     def get(self, name: str) -> type[T]:
         """The class of `name`. Raises ChoiceError (names the nearest valid one) or UserError (it does not load)."""
@@ -68,7 +68,7 @@ class Registry(Generic[T]):
             found: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # a plug-in's module may raise anything while it is imported
             raise UserError(f"{self.kind} '{name}' does not load from {path}: {error}") from error
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dllm_bench.caching.part import Exact, Part
@@ -66,6 +66,24 @@ class Memory(Part):
         if self.lower is not None:
             self.lower.begin_pass(window, refresh)
 
+    def begin_refresh(self, layer: int) -> None:
+        """In the middle of a pass: from `layer` on it computes all rows, and those layers are refreshed."""
+        if self.lower is not None:
+            self.lower.begin_refresh(layer)
+
+    def require(self, positions: Sequence[int]) -> None:
+        """Positions that queries must be able to read, until the next call names others."""
+        if self.lower is not None:
+            self.lower.require(positions)
+
+    def select(self, layer: int, q: Tensor, rows: Rows) -> None:
+        """Chooses now, before the write, what the following `read` with the same queries gives.
+
+        A method calls it when it needs `attention_rows` from before and after a write over the same keys.
+        """
+        if self.lower is not None:
+            self.lower.select(layer, q, rows)
+
     @abstractmethod
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         """Keeps fresh keys (before RoPE) and values [B, Hkv, M, d] of `rows`."""
@@ -77,6 +95,17 @@ class Memory(Part):
     def whole(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys (after RoPE) and values [B, Hkv, N, d] of all positions in order, for memories above."""
         raise TypeError(f"{type(self).__name__} cannot serve a memory above it")
+
+    def attention_rows(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of a few queries q [B, H, m, d] (after RoPE) over all positions, float32 [B, H, m, N].
+
+        A memory that reads a selection gives what `select` or `read` chose last, and 0 elsewhere.
+        """
+        return self.network.attention_rows(q, [self.whole(layer)[0]])
+
+    def readable(self, layer: int) -> Tensor | None:
+        """Ascending positions that `attention_rows` covers for at least one head; None: all."""
+        return None
 
     def end_pass(self) -> None:
         """The pass is over; in a refresh, all layers were written."""

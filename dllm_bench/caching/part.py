@@ -54,5 +54,6 @@ METHODS: Registry[Part] = Registry(
     {
         "baseline": "dllm_bench.methods.baseline:Baseline",
         "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
+        "elastic_cache": "dllm_bench.methods.elastic_cache:ElasticCache",
     },
 )

@@ -132,6 +132,8 @@ def _assign(
             )
         if not owners:
             raise _stray(text, names, known, part, bare)
+        if bare in shared[owners[0]]:
+            raise UserError(f"option '{bare}' is set twice")
         shared[owners[0]][bare] = value
     return shared
 

@@ -64,18 +64,22 @@ def generate(
     check_device(device)
     if (prompt is None) == (prompt_ids is None):
         raise UserError("give either --prompt TEXT or --prompt-ids FILE")
+    if prompt is not None and not prompt.strip():
+        raise UserError("the prompt is empty: give at least one word")
     if trace and not as_json:
         raise UserError("--trace needs --json")
     spec.build().check(DecodeSettings.make(values))
     given = read_ids(prompt_ids) if prompt_ids is not None else None
 
     from dllm_bench.api import generate as run
+    from dllm_bench.decoding.canvas import Canvas
     from dllm_bench.models.hub import load_model
 
     loaded = load_model(model, dtype, device, rope_scaling, chat_template, revision)
     settings = DecodeSettings.make(with_card(values, loaded), loaded.family)
     prompts, several = given if given is not None else ([loaded.codec.wrap(prompt or "")], False)
-    warn_beyond(loaded, max(map(len, prompts), default=0) + (0 if settings.fill else settings.gen_length or 0))
+    # laid out before any is decoded: a bad prompt is refused at once
+    warn_beyond(loaded, max(Canvas.make(i, settings, loaded.config, loaded.network.device).length for i in prompts))
     results = [run(loaded, ids, spec, None, settings, trace) for ids in prompts]
     _print(results, several, as_json)
 
@@ -114,16 +118,15 @@ def warn_beyond(model: Model, length: int) -> None:
 
 def read_ids(source: str) -> tuple[list[list[int]], bool]:
     """Prompts from a file or stdin ("-"), and whether it was a list of lists. Raises UserError for anything else."""
-    if source == "-":
-        text, name = sys.stdin.read(), "standard input"
-    else:
-        path, name = Path(source), source
-        if not path.is_file():
-            raise UserError(f"--prompt-ids: no file {source}")
-        text = path.read_text(encoding="utf-8")
+    name = "standard input" if source == "-" else source
+    if source.lstrip().startswith("["):
+        raise UserError("--prompt-ids takes a file, or - to read the list from standard input, not the list itself")
     try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         found = json.loads(text)
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise UserError(f"--prompt-ids: cannot read {name}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--prompt-ids: {name} is not JSON ({error})") from None
     several = isinstance(found, list) and bool(found) and all(isinstance(one, list) for one in found)
     prompts = found if several else [found]

@@ -44,11 +44,13 @@ class Canvas:
         assert settings.gen_length is not None
         start, stop = settings.fill or (len(prompt), len(prompt) + settings.gen_length)
         if settings.fill is None:
-            given = prompt
+            given = list(enumerate(prompt))
         else:
             if stop > len(prompt):
                 raise UserError(f"fill {start}:{stop} goes beyond the prompt: nearest valid end is {len(prompt)}")
-            given = [*prompt[:start], *prompt[stop:]]
+            given = [(i, token) for i, token in enumerate(prompt) if not start <= i < stop]
+            if not given:
+                raise UserError(f"fill {start}:{stop} covers the whole prompt: leave at least one token outside it")
         _check_prompt(given, config)
         ids = [*prompt[:start], *([config.mask_id] * (stop - start)), *prompt[stop:]]
         return cls(torch.tensor([ids], device=device), start, stop, config.mask_id, config.eos_ids)
@@ -87,10 +89,11 @@ class Canvas:
         return ids
 
 
-def _check_prompt(prompt: Sequence[int], config: NetworkConfig) -> None:
-    if not prompt:
+def _check_prompt(given: Sequence[tuple[int, int]], config: NetworkConfig) -> None:
+    """Checks the (position, id) pairs that the user gave."""
+    if not given:
         raise UserError("the prompt is empty: give at least one token")
-    for i, token in enumerate(prompt):
+    for i, token in given:
         if token == config.mask_id:
             raise UserError(
                 f"the prompt holds the mask id {token} at position {i}: it would count as response; "

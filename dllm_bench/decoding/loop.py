@@ -13,7 +13,7 @@ from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.rules import CommitRule, Decision, make_rule
 from dllm_bench.decoding.sampling import private_generator
 from dllm_bench.decoding.settings import DecodeSettings
-from dllm_bench.decoding.windows import Blocks, Window
+from dllm_bench.decoding.windows import Window
 from dllm_bench.lazy import LazyModule
 from dllm_bench.models.counters import Counters
 
@@ -68,14 +68,14 @@ def denoise(
     network.counters = run.counters
     network.grow_rope(canvas.length)
     streams = _Streams(network, canvas, make_method, settings)
-    rule = _rule(network, settings, streams.method)
-    limits = [n for n in (streams.method.pass_limit(settings), rule.limit(settings.steps_per_block)) if n is not None]
-    assert settings.block_length is not None
-    blocks = Blocks(canvas, settings.block_length, settings.steps_per_block, min(limits, default=None))
+    steps = settings.steps_per_block
     try:
+        rule = _rule(network, settings, streams.method)
+        limits = [n for n in (streams.method.pass_limit(settings), rule.limit(steps)) if n is not None]
+        windows = streams.method.windows(canvas, settings, min(limits, default=None))
         with torch.inference_mode():
             run.clock.begin()
-            while (window := blocks.next()) is not None:
+            while (window := windows.next()) is not None:
                 _step(run, streams, rule, window, settings, on_pass)
             run.clock.end()
     finally:
@@ -86,7 +86,7 @@ def denoise(
 def _rule(network: Network, settings: DecodeSettings, method: Method) -> CommitRule:
     whole = settings.blocks == 1 and not method.by_blocks
     generator = private_generator(settings.seed, network.device)
-    return make_rule(settings, network.config.mask_id, generator, network.config.family, whole)
+    return make_rule(settings, network.config.mask_id, generator, network.config.family, whole, method.slides)
 
 
 def _step(
@@ -105,6 +105,8 @@ def _step(
     started = streams.method.started
     dense = started.covers(canvas.length)
     clock.passed("dense" if dense else "partial", between - before)
+    if not bool(torch.isfinite(output.logits).all()):
+        raise ArithmeticError(f"logits of pass {run.counters.nfe + 1} are not finite ({output.logits.dtype} overflow?)")
     decision = rule.decide(window, output.positions, output.logits)
     tokens = decision.tokens.tolist()
     streams.commit(decision)

@@ -78,15 +78,21 @@ class DreamSampler(Sampler):
         settings = self.settings
         if settings.temperature > 0:
             logits = logits / settings.temperature
-        logits = _nucleus(logits, settings.top_p, settings.top_k)
-        probabilities = torch.softmax(self._precise(logits), dim=-1)
+        probabilities = self._nucleus(logits)
         free = probabilities.clone()
         free[:, self.mask_id] = 0
+        held = free.amax(dim=-1, keepdim=True) > 0
+        if not bool(held.all()):  # the mask id is the whole nucleus of a row: that of the other tokens serves instead
+            free = torch.where(held, free, self._nucleus(self._without_mask(logits)))
         if settings.temperature > 0:
             tokens = torch.multinomial(free, 1, generator=self.generator)[:, 0]
         else:
             tokens = free.argmax(dim=-1)
         return tokens, self._confidence(probabilities, tokens)
+
+    def _nucleus(self, logits: Tensor) -> Tensor:
+        kept = _nucleus(logits, self.settings.top_p, self.settings.top_k)
+        return torch.softmax(self._precise(kept), dim=-1)
 
     def _confidence(self, probabilities: Tensor, tokens: Tensor) -> Tensor:
         if self.measure == "margin":

@@ -39,7 +39,7 @@ class DecodeSettings(Options):
     alg_temp: float = option(0.0, "temperature of the choice of positions in Dream's schedules", low=0)
     eps: float = option(1e-3, "last time step of Dream's schedules", above=0, high=1)
     cfg_scale: float = option(0.0, "classifier-free guidance: un + (scale + 1)(cond - un)", low=0)
-    seed: int = option(0, "seed of the sample's private generator", low=0)
+    seed: int = option(0, "seed of the sample's private generator", low=0, high=2**63 - 1)
     eos_stop: bool = option(True, "do not decode behind a committed EOS or end-of-turn token")
     fill: tuple[int, ...] | None = option(None, "START:END of the prompt to fill instead of a response behind it")
     confidence_dtype: Literal["auto", "float64", "model"] = option(
@@ -83,12 +83,12 @@ class DecodeSettings(Options):
                     f"gen_length {length} does not match fill {_joined(self.fill)}: nearest valid is {span}"
                 )
             length = span
-        length = length or self.block_length or _DEFAULT_LENGTH
+        length = length or _DEFAULT_LENGTH
         block = self.block_length or length
         if length % block:
             below, above = length - length % block, length - length % block + block
             valid = f"{below} or {above}" if below else str(above)
-            divisor = max(d for d in range(1, block + 1) if length % d == 0)
+            divisor = max(d for d in range(1, min(block, length) + 1) if length % d == 0)
             raise UserError(
                 f"gen_length {length} is not a multiple of block_length {block}: "
                 f"nearest valid gen_length is {valid} (or block_length {divisor})"
@@ -107,9 +107,11 @@ class DecodeSettings(Options):
 
     def _check_sampling(self) -> None:
         if self.alg is None:
-            for name, unset in (("top_p", None), ("top_k", None), ("alg_temp", 0.0)):
+            for name, unset in (("top_p", None), ("top_k", None), ("alg_temp", 0.0), ("eps", 1e-3)):
                 if getattr(self, name) != unset:
                     raise UserError(f"{_flag(name)} belongs to Dream's schedules: it needs --alg ({', '.join(ALGS)})")
+        elif self.alg_temp and self.alg in ("origin", "confidence_threshold"):
+            raise UserError(f"--alg-temp has no meaning with --alg {self.alg}: it takes no share by confidence")
         elif self.remasking != "low_confidence":
             raise UserError(f"--remasking {self.remasking} has no meaning with --alg {self.alg}: use --alg origin")
         if self.remasking == "random" and (self.threshold is not None or self.factor is not None):

@@ -11,7 +11,7 @@ from dllm_bench.errors import UserError
 from dllm_bench.models.config import NetworkConfig
 from dllm_bench.registry import Registry
 
-__all__ = ["ARCHITECTURES", "Architecture", "LayerNames", "Names", "require"]
+__all__ = ["ARCHITECTURES", "Architecture", "LayerNames", "Names", "end_ids", "require"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,12 @@ def require(config: Mapping[str, Any], field: str) -> Any:
     if config.get(field) is None:
         raise UserError(f"config.json has no '{field}'")
     return config[field]
+
+
+def end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """`eos_token_id`, one id or a list of them."""
+    found = require(config, "eos_token_id")
+    return tuple(found) if isinstance(found, list) else (found,)
 
 
 ARCHITECTURES: Registry[Architecture] = Registry(

@@ -30,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is missing")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} must hold a JSON object")
@@ -52,7 +52,7 @@ def read_config(folder: Path) -> tuple[type[Architecture], NetworkConfig]:
         return architecture, architecture.parse(raw)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path}: a field has the wrong type: {error}") from None
 
 
@@ -142,5 +142,8 @@ class _Reader:
         found = tuple(file.get_slice(name).get_shape())
         if found != shape:
             raise UserError(f"{path}: tensor {name} has shape {list(found)}, config.json implies {list(shape)}")
-        tensor: Tensor = file.get_tensor(name).to(self._dtype)
-        return tensor
+        tensor: Tensor = file.get_tensor(name)
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(f"{path}: tensor {name} is {kind}: quantised checkpoints are not supported")
+        return tensor.to(self._dtype)

@@ -47,6 +47,13 @@ class NetworkConfig:
     bos_id: int | None = None
 
     def __post_init__(self) -> None:
+        sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "max_positions")
+        for name in sizes:
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise UserError(f"config: {name} must be a whole number above 0, got {size!r}")
+        if not (self.rope_theta > 0 and self.norm_eps > 0):
+            raise UserError("config: rope_theta and rms_norm_eps must be above 0")
         if self.num_heads % self.num_kv_heads:
             raise UserError(f"config: {self.num_heads} heads cannot share {self.num_kv_heads} key/value heads")
         if self.head_dim % 2:

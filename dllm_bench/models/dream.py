@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dllm_bench.errors import UserError
-from dllm_bench.models.architecture import Architecture, LayerNames, Names, require
+from dllm_bench.models.architecture import Architecture, LayerNames, Names, end_ids, require
 from dllm_bench.models.config import NetworkConfig
 
 __all__ = ["Dream"]
@@ -46,7 +46,7 @@ class Dream(Architecture):
             shift=True,
             rope_cast=True,
             mask_id=require(config, "mask_token_id"),
-            eos_ids=(require(config, "eos_token_id"),),
+            eos_ids=end_ids(config),
             pad_id=config.get("pad_token_id"),
             bos_id=config.get("bos_token_id"),
         )

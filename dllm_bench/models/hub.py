@@ -203,8 +203,11 @@ def _resolve(spec: str, revision: str | None) -> tuple[Path, str | None, str]:
         revision = revision or short.revision
         return _download(short.source, revision), revision, short.chat_template
     if path.is_dir():
+        if revision is not None:
+            raise UserError(f"--revision {revision} belongs to a hub id, and {spec} is a folder")
         return path, None, "auto"
-    looks_like_path = spec.startswith((".", "/", "~")) or path.exists() or spec.count("/") > 1
+    here = spec.count("/") == 1 and path.parent.is_dir()
+    looks_like_path = spec.startswith((".", "/", "~")) or path.exists() or spec.count("/") > 1 or here
     if spec.count("/") == 1 and not looks_like_path:
         return _download(spec, revision), revision, "auto"
     if looks_like_path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dllm_bench.errors import UserError
-from dllm_bench.models.architecture import Architecture, LayerNames, Names, require
+from dllm_bench.models.architecture import Architecture, LayerNames, Names, end_ids, require
 from dllm_bench.models.config import NetworkConfig
 
 __all__ = ["Llada"]
@@ -49,7 +49,7 @@ class Llada(Architecture):
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=width // heads,
-            ffn_size=config.get("mlp_hidden_size") or config.get("mlp_ratio", 4) * width,
+            ffn_size=config.get("mlp_hidden_size") or int(config.get("mlp_ratio", 4) * width),
             vocab_size=vocab,
             embedding_size=config.get("embedding_size") or vocab,
             norm_eps=float(require(config, "rms_norm_eps")),
@@ -60,7 +60,7 @@ class Llada(Architecture):
             shift=False,
             rope_cast=not config.get("rope_full_precision", True),
             mask_id=require(config, "mask_token_id"),
-            eos_ids=(require(config, "eos_token_id"),),
+            eos_ids=end_ids(config),
             pad_id=config.get("pad_token_id"),
             bos_id=config.get("bos_token_id"),
         )

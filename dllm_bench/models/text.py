@@ -68,18 +68,23 @@ class TextCodec:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        # tokenizer.json may carry settings of its training run; they would cut long prompts without a word
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self.tokenizer = tokenizer
         self.template = template
 
     def encode(self, text: str) -> list[int]:
         """Ids of bare text: no BOS, no template."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):  # lone surrogates, as Python makes them of bytes that are no UTF-8
+            raise UserError("the prompt is not valid Unicode text: check the encoding it comes in") from None
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out; ids that the tokenizer does not know are left out too."""
-        known = self.tokenizer.get_vocab_size(with_added_tokens=True)
-        text: str = self.tokenizer.decode([i for i in ids if 0 <= i < known], skip_special_tokens=True)
+        text: str = self.tokenizer.decode([i for i in ids if 0 <= i < 1 << 32], skip_special_tokens=True)
         return text
 
     def render(self, user: str, answer_prefix: str = "") -> str:
@@ -150,14 +155,19 @@ def _load_tokenizer(folder: Path) -> Tokenizer | None:
 
 def _converted(folder: Path) -> Tokenizer:
     """A byte-level BPE from vocab.json and merges.txt (Dream ships these), with the added tokens of its config."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from tokenizers import Regex as TokenRegex
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     split = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    made: Any = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    try:
+        bpe = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise UserError(f"{folder}: vocab.json and merges.txt are no byte-level BPE: {error}") from None
+    made: Any = Tokenizer(bpe)
+    made.normalizer = normalizers.NFC()
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(TokenRegex(split), behavior="isolated"),
@@ -165,9 +175,24 @@ def _converted(folder: Path) -> Tokenizer:
         ]
     )
     made.decoder = decoders.ByteLevel()
-    config = folder / "tokenizer_config.json"
-    table = json.loads(config.read_text(encoding="utf-8")).get("added_tokens_decoder", {}) if config.is_file() else {}
-    for _, entry in sorted(table.items(), key=lambda pair: int(pair[0])):
-        token = AddedToken(entry["content"], special=bool(entry.get("special")), normalized=False)
-        (made.add_special_tokens if entry.get("special") else made.add_tokens)([token])
+    _add_tokens(made, folder / "tokenizer_config.json")
     return made  # type: ignore[no-any-return]
+
+
+def _add_tokens(made: Any, path: Path) -> None:
+    """Adds the tokens of tokenizer_config.json; each must get the id that the file gives it."""
+    from tokenizers import AddedToken
+
+    if not path.is_file():
+        return
+    try:
+        table = json.loads(path.read_text(encoding="utf-8")).get("added_tokens_decoder", {})
+        wanted = sorted((int(i), entry["content"], bool(entry.get("special"))) for i, entry in table.items())
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path} is not a readable tokenizer config: {error!r}") from None
+    for number, content, special in wanted:
+        token = AddedToken(content, special=special, normalized=False)
+        (made.add_special_tokens if special else made.add_tokens)([token])
+        if made.token_to_id(content) != number:
+            found = made.token_to_id(content)
+            raise UserError(f"{path}: token {content} would get id {found} behind vocab.json, not {number}")
