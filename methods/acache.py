@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dllm_bench.caching.memory import DenseMemory, Memory
+from dllm_bench.caching.part import Exact
 from dllm_bench.caching.rows import Rows
 from dllm_bench.errors import UserError
 from dllm_bench.lazy import LazyModule
@@ -111,6 +112,7 @@ class ACache(DualCache):
         "the row before the response (Dream) that row is always recomputed; otherwise Dream runs as LLaDA does."
     )
     options_class = ACacheOptions
+    exact_with = Exact({"anchor_ratio": 1.0}, {"block_length": 4, "tokens_per_pass": 4})
     options: ACacheOptions
 
     @classmethod

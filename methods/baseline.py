@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dllm_bench.caching.memory import Memory, PassMemory
 from dllm_bench.caching.method import Method
+from dllm_bench.caching.part import Exact
 
 __all__ = ["Baseline"]
 
@@ -17,6 +18,7 @@ class Baseline(Method):
     cost = "N rows x all layers per pass; holds nothing between passes"
 
     keeps_cache = False
+    exact_with = Exact()
 
     @classmethod
     def bottom_memory(cls) -> Memory:

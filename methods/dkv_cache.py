@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dllm_bench.caching.method import Method
+from dllm_bench.caching.part import Exact
 from dllm_bench.caching.rows import Rows
 from dllm_bench.decoding.rules import split_evenly
 from dllm_bench.decoding.sampling import private_generator
@@ -77,6 +78,7 @@ class DkvCache(Method):
         "code has no guidance; here each stream keeps its own cache."
     )
     options_class = DkvCacheOptions
+    exact_with = Exact({"variant": "decode", "refresh_interval": 1})
     options: DkvCacheOptions
 
     def check(self, settings: DecodeSettings) -> None:

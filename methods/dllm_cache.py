@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.caching.memory import held_bytes
 from dllm_bench.caching.method import Method
+from dllm_bench.caching.part import Exact
 from dllm_bench.caching.rows import Rows
 from dllm_bench.errors import UserError
 from dllm_bench.lazy import LazyModule
@@ -81,6 +82,7 @@ class DllmCache(Method):
         "is a ratio of FLOPs, not of time."
     )
     options_class = DllmCacheOptions
+    exact_with = Exact({"prompt_interval": 1, "response_interval": 1, "cfg_interval": 1})
     renews_values = True
     options: DllmCacheOptions
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dllm_bench.caching.method import Method
+from dllm_bench.caching.part import Exact
 from dllm_bench.caching.rows import Rows
 from dllm_bench.errors import UserError
 from dllm_bench.options import Options, option
@@ -37,6 +38,7 @@ class DualCache(Method):
     """The schedule of the dual cache: a refresh as a block's first pass, then passes over the block alone."""
 
     by_blocks = True
+    exact_with = Exact(decode={"block_length": 4, "tokens_per_pass": 4})  # every pass starts a block
 
     def rows(self, window: Window) -> Rows:
         self._refresh = window.step == 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.caching.memory import Memory, Pieces, held_bytes
 from dllm_bench.caching.method import Method
+from dllm_bench.caching.part import Exact
 from dllm_bench.caching.rows import Rows
 from dllm_bench.errors import UserError
 from dllm_bench.lazy import LazyModule
@@ -141,6 +142,7 @@ class SparseDllm(Method):
         "keeps its own cache."
     )
     options_class = SparseDllmOptions
+    exact_with = Exact(decode={"block_length": 4, "tokens_per_pass": 4})
     options: SparseDllmOptions
     keeps_cache = False  # not of all positions
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dllm_bench.caching.part import Part
+from dllm_bench.caching.part import Exact, Part
 from dllm_bench.caching.rows import Rows
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class Memory(Part):
     Memories stack: one that reads a selection, or keeps another form, may lie on another (`lower`). Keys come in before
     RoPE with the rows they belong to, so that a memory may keep them in the form it needs; queries come in after RoPE.
 
+    A refresh reads everything exactly, so a memory promises to change nothing where every pass is one. In any pass,
+    what it gives holds the fresh value of every row that the pass has just written.
+
     Attributes:
         base: the refresh method that a spec naming this memory alone means.
         takes_values: it takes values without keys (`write_values`); needed on methods that renew values alone.
@@ -44,6 +47,7 @@ class Memory(Part):
 
     base: ClassVar[str] = ""
     takes_values: ClassVar[bool] = False
+    exact_with = Exact()
 
     def __init__(self, options: Options | None = None, lower: Memory | None = None) -> None:
         super().__init__(options)

@@ -48,12 +48,14 @@ class Method(Part):
         slides: its window slides over the masks instead (see `windows`), so Dream's threshold needs no budget.
         keeps_cache: it keeps keys and values of all positions between passes, so memories can be stacked on it.
         renews_values: it renews values without their keys, so memories on it must take them.
+        exact_first: a first pass over all rows gives the uncached logits, since there is nothing older to read.
     """
 
     by_blocks: ClassVar[bool] = False
     slides: ClassVar[bool] = False
     keeps_cache: ClassVar[bool] = True
     renews_values: ClassVar[bool] = False
+    exact_first: ClassVar[bool] = True
 
     def __init__(self, options: Options | None = None, memory: Memory | None = None) -> None:
         super().__init__(options)
@@ -111,7 +113,7 @@ class Method(Part):
     def prepare(self, network: Network, ids: Tensor) -> Mapping[str, Sequence[Tensor]]:
         """Makes the state [one tensor per layer, by kind] that stands for ids [1, L]. It depends on nothing else, runs
         outside of every request's clock and counters, and is read by any number of requests."""
-        raise NotImplementedError(f"{type(self).__name__} has a shared span but makes no shared state")
+        raise TypeError(f"{type(self).__name__} has a shared span but makes no shared state")
 
     # -- one pass ---------------------------------------------------------------------------------------------------
 

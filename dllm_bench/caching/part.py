@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from dllm_bench.options import Options
 from dllm_bench.registry import Registry
 
-__all__ = ["METHODS", "Part"]
+__all__ = ["METHODS", "Exact", "Part"]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A promise: with these options and decode settings (for instance one pass per block), decoding equals the uncached
+    one with the same decode settings. Conformance holds a part to it."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    decode: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Part:
@@ -18,6 +29,9 @@ class Part:
     Attributes:
         name: as in specs. paper: where it is described, and the code it follows. summary: one line.
         cost: what it computes and holds. notes: where paper and public code differ, and which the default follows.
+        exact_with: when it changes nothing; None: it makes no such promise.
+        check_with: options with which it does its work on the short prompts of conformance too (a smallest length that
+            would turn it off, set to 0).
     """
 
     name: ClassVar[str] = ""
@@ -26,6 +40,8 @@ class Part:
     cost: ClassVar[str] = ""
     notes: ClassVar[str] = ""
     options_class: ClassVar[type[Options]] = Options
+    exact_with: ClassVar[Exact | None] = None
+    check_with: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options if options is not None else self.options_class()
