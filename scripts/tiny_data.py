@@ -35,7 +35,6 @@ TEMPLATES = [
     START + INTRO[True] + NOISE + QUESTION[True].format("") + TURN + PREFIX[True].format(""),
     NEEDLE.format("", "1"),
 ]
-FAR = 16  # a haystack token stands for many copies only for readers at least this far away
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,9 @@ KINDS = {
     "noisekey": Kind("noise", keys=3),
     "twovalue": Kind("essay", values=2),
     "twoquery": Kind("essay", keys=2, queries=2),
+    "threevalue": Kind("essay", values=3),
+    "threequery": Kind("essay", keys=3, queries=3),
+    "linevalue": Kind("noise", values=4),
     "listing": Kind("essay", keys=3, queries=3, listing=True),
     "listing_needle": Kind("needle", keys=3, queries=3, listing=True),
 }
@@ -177,6 +179,7 @@ class Batch:
     positions: Tensor
     copies: Tensor | None
     rows: int
+    kinds: tuple[str, ...]
 
 
 @dataclass
@@ -198,12 +201,13 @@ class Batches:
     def make(self, step: int, length: int, size: int, mix: dict[str, float], stretch: float, span: int) -> Batch:
         """`mix`: kind -> share. A share `stretch` of the samples stands for texts of up to `span` tokens."""
         rng = random.Random(f"{self.seed}-{step}")
-        names = rng.choices(list(mix), weights=list(mix.values()), k=size)
+        needles = {n: share for n, share in mix.items() if n != "copy"}
+        names = rng.choices(list(needles), weights=list(needles.values()), k=size)
         if rng.random() < mix.get("copy", 0.0):
+            names = ["copy"] * size
             rows = [self._copy(rng, length) for _ in names]
         else:
-            usable = [n for n in names if n != "copy"] or ["single_1"]
-            rows = [self._needle(rng, KINDS[rng.choice(usable)], length, stretch, span) for _ in names]
+            rows = [self._needle(rng, KINDS[n], length, stretch, span) for n in names]
         used = max(r.response for r in rows)
         copies = torch.tensor([r.copies for r in rows])
         return Batch(
@@ -213,6 +217,7 @@ class Batches:
             positions=torch.tensor([r.positions for r in rows])[:, None, :],
             copies=copies if bool(copies.any()) else None,
             rows=used,
+            kinds=tuple(names),
         )
 
     def _needle(self, rng: random.Random, kind: Kind, length: int, stretch: float, span: int) -> _Row:
@@ -245,6 +250,8 @@ class Batches:
     ) -> tuple[list[int], list[float]]:
         """Positions and copy weights: haystack pieces stand for m copies, which the gaps behind them leave room for."""
         hay = [len(p.ids) for p in prompt.pieces if p.hay]
+        if len(prompt.references) > 1:  # telling several needles apart by their order is hard enough nearby
+            stretch, span = stretch / 4, min(span, 4 * length)
         stretched = rng.random() < stretch
         total = math.exp(rng.uniform(math.log(length), math.log(span))) if stretched else float(length)
         gap = total - length
@@ -312,7 +319,10 @@ def _masked(rng: random.Random, response: int, answer: int, listing: bool) -> li
         rate = rng.uniform(0.1, 1.0)
         return [rng.random() < rate for _ in range(response)]
     if draw < 0.9:
-        known = rng.randint(0, answer)
+        # the first values of several are given; at times a part of the next one as well
+        known = 9 * rng.randint(0, answer // 9) if answer > 12 else 0
+        if rng.random() < 0.5 or answer <= 12:
+            known = rng.randint(known, answer)
         return [i >= known for i in range(response)]
     block = rng.choice((8, 16, 32))
     start = block * rng.randint(0, answer // block)

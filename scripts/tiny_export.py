@@ -38,6 +38,7 @@ def named_tensors(weights: Weights) -> dict[str, Tensor]:
 def export(weights: Weights, tokenizer: Tokenizer, folder: Path = FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(named_tensors(weights), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in (
         ("config.json", CONFIG),

@@ -16,7 +16,7 @@ from dllm_bench.models.config import NetworkConfig
 from dllm_bench.models.network import LayerWeights, Weights
 
 CONSTANT = 4
-SLOW = 5e-4  # rotary frequencies that turn little over thousands of tokens: matching must not depend on distance
+SLOW = 0.02  # rotary frequencies that turn little over thousands of tokens: matching must not depend on distance
 OFFSETS = (-1, 1, -2, 2, -3)
 OWN, SIDE = 64, 30
 BROAD = {2: -9, 3: -13}  # heads of layer 1 that gather the tokens around an offset

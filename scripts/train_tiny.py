@@ -14,6 +14,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +73,45 @@ def leaves(weights: Weights) -> Iterator[tuple[str, Tensor]]:
             yield f"{i}.{name}", getattr(layer, name)
 
 
-def loss_of(net: TrainingNetwork, batch: Batch) -> tuple[Tensor, float]:
-    """Weighted cross-entropy of the masked tokens, and the share of those of weight 1 that are right."""
+def loss_of(net: TrainingNetwork, batch: Batch) -> tuple[Tensor, list[float]]:
+    """Weighted cross-entropy of the masked tokens, and per sample the share of those of weight 1 that are right."""
     with torch.autocast(batch.ids.device.type, torch.bfloat16):
         logits = net.last_rows(batch)
     chosen = batch.weights > 0
     weights, labels = batch.weights[chosen], batch.labels[chosen]
     picked = logits[chosen].float()
     each = F.cross_entropy(picked, labels, reduction="none")
-    full = weights == 1.0
-    right = float((picked.argmax(-1) == labels)[full].float().mean()) if bool(full.any()) else math.nan
-    return (each * weights).sum() / weights.sum(), right
+    hit = torch.zeros_like(batch.weights)
+    hit[chosen] = (picked.argmax(-1) == labels).float()
+    full = (batch.weights == 1.0).float()
+    return (each * weights).sum() / weights.sum(), ((hit * full).sum(1) / full.sum(1)).tolist()
+
+
+@dataclass
+class Progress:
+    """Means since the last progress line."""
+
+    losses: list[float] = field(default_factory=list)
+    right: dict[str, list[float]] = field(default_factory=dict)
+    tokens: int = 0
+    since: float = field(default_factory=time.perf_counter)
+
+    def add(self, batch: Batch, loss: float, right: list[float]) -> None:
+        self.losses.append(loss)
+        self.tokens += batch.ids.numel()
+        for kind, share in zip(batch.kinds, right, strict=True):
+            if not math.isnan(share):
+                self.right.setdefault(kind, []).append(share)
+
+    def line(self, trainer: Trainer, total: int, rate: float) -> str:
+        spent = time.perf_counter() - self.since
+        left = (total - trainer.step) * spent / len(self.losses) / 60
+        kinds = " ".join(f"{k} {100 * sum(v) / len(v):.0f}" for k, v in sorted(self.right.items()))
+        return (
+            f"step {trainer.step}/{total} loss {sum(self.losses) / len(self.losses):.3f} rate {rate:.1e} "
+            f"{self.tokens / spent:.0f} tokens/s {trainer.seconds / 60:.1f} min, left {left:.0f} min; "
+            f"masked tokens right, %: {kinds}"
+        )
 
 
 class Trainer:
@@ -103,7 +132,7 @@ class Trainer:
         groups = [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), fused=True)
 
-    def update(self, batch: Batch, rate: float) -> tuple[float, float]:
+    def update(self, batch: Batch, rate: float) -> tuple[float, list[float]]:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, right = loss_of(self.net, batch)
@@ -174,32 +203,20 @@ def train(trainer: Trainer, maker: Maker, args: argparse.Namespace) -> None:
         print(f"resuming at step {trainer.step}", flush=True)
     trainer.net.grow_rope(70_000)
     total = sum(s.steps for s in STAGES)
-    sums, shown = [0.0, 0.0, 0.0, 0.0], time.perf_counter()
-    saved = time.perf_counter()
+    progress, saved = Progress(), time.perf_counter()
     while (where := stage_at(trainer.step, STAGES)) is not None:
         stage, through = where
         began = time.perf_counter()
         batch = batches.make(trainer.step, stage.length, stage.batch, stage.mix, stage.stretch, stage.span)
         rate = stage.rate(through) * min(1.0, (trainer.step + 1) / 200)
-        loss, right = trainer.update(_move(batch, trainer.device), rate)
+        progress.add(batch, *trainer.update(_move(batch, trainer.device), rate))
         trainer.seconds += time.perf_counter() - began
-        if not math.isnan(right):
-            sums = [sums[0] + loss, sums[1] + right, sums[2] + 1, sums[3]]
-        sums[3] += batch.ids.numel()
         if trainer.step % args.show == 0:
-            now = time.perf_counter()
-            speed = sums[3] / (now - shown)
-            left = (total - trainer.step) * (now - shown) / args.show / 60
-            print(
-                f"step {trainer.step}/{total} length {stage.length} loss {sums[0] / sums[2]:.3f} "
-                f"tokens right {sums[1] / sums[2]:.3f} rate {rate:.1e} {speed:.0f} tokens/s "
-                f"{trainer.seconds / 60:.1f} min, left {left:.0f} min",
-                flush=True,
-            )
-            sums, shown = [0.0, 0.0, 0.0, 0.0], now
+            print(progress.line(trainer, total, rate), flush=True)
+            progress = Progress()
         if trainer.step % args.evaluate == 0:
-            report(trainer.averaged(), maker, stage.checks, 24)
-            shown = time.perf_counter()
+            report(trainer.averaged(), maker, stage.checks, 8)
+            progress = Progress()
         if time.perf_counter() - saved > 120:
             trainer.save(last)
             saved = time.perf_counter()
@@ -224,34 +241,33 @@ def report(net: Network, maker: Maker, checks: tuple[tuple[str, int], ...], coun
     print("  held out, exact/values:", "; ".join(parts), flush=True)
 
 
+# the longest last: a pass over 16k tokens takes a minute on one core
 MEASURES = (
     ("single_1", 512, 100),
     ("single_1", 1024, 100),
-    ("single_1", 2048, 50),
-    ("single_1", 4096, 50),
-    ("single_1", 8192, 20),
-    ("single_1", 16384, 10),
     ("single_2", 512, 100),
     ("single_2", 1024, 100),
-    ("single_2", 4096, 50),
     ("multikey_1", 512, 100),
     ("multikey_1", 1024, 100),
     ("multikey_2", 512, 100),
-    ("multikey_2", 1024, 50),
-    ("multivalue", 512, 100),
-    ("multivalue", 1024, 50),
-    ("multiquery", 512, 100),
-    ("multiquery", 1024, 50),
+    ("multivalue", 512, 50),
+    ("multiquery", 512, 50),
+    ("single_1", 4096, 50),
+    ("single_2", 4096, 20),
+    ("single_1", 8192, 20),
+    ("single_1", 16384, 10),
 )
+ONE_BY_ONE = (("single_1", 512, 100), ("single_1", 1024, 100), ("multikey_1", 512, 50))
 
 
 def measure(net: Network, maker: Maker, path: Path, seed: int) -> None:
     """Measures the published accuracies, one line of JSON each, appended as they come."""
     known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(r["kind"], r["length"], r["decoding"]) for r in known}
-    for decoding, threshold in (("threshold 0.9", 0.9), ("one token a pass", None)):
-        for kind, length, count in MEASURES:
-            if (kind, length, decoding) in done or (threshold is None and length > 1024):
+    plans = (("threshold 0.9", 0.9, MEASURES[:7]), ("one token a pass", None, ONE_BY_ONE))
+    for decoding, threshold, measures in (*plans, ("threshold 0.9", 0.9, MEASURES[7:])):
+        for kind, length, count in measures:
+            if (kind, length, decoding) in done:
                 continue
             exact, values, passes = held_out_accuracy(
                 net, maker, kind, length, count, gen=GEN, block=BLOCK, threshold=threshold, seed=seed
