@@ -1,0 +1,344 @@
+"""Trains the embedded tiny model: a masked-diffusion Transformer in LLaDA's architecture that retrieves needles.
+
+    python scripts/train_tiny.py                 # all stages; resumes from checkpoints/tiny
+    python scripts/train_tiny.py --export        # writes the best weights to dllm_bench/models/tiny
+    python scripts/train_tiny.py --measure       # accuracy on held-out samples with real decoding
+
+Every batch is a function of (seed, step), so a run on the CPU is reproducible and resumes where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tiny_data import TEMPLATES, Batch, Batches, Maker
+from tiny_eval import held_out_accuracy
+from tiny_export import FOLDER, card, export
+from tiny_init import structured_weights
+from tiny_stages import BLOCK, CONFIG, GEN, STAGES, Stage, network_config
+from tiny_text import WORDS_DIR, load_words, train_tokenizer
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from dllm_bench.models.network import Network, Weights
+
+
+class TrainingNetwork(Network):
+    """The project's network with what only training needs: attention by matmul, copies of keys, few rows at the end."""
+
+    copies: Tensor | None = None
+
+    def attend(self, q: Tensor, parts: Any) -> Tensor:
+        k, v = parts[0]
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        if self.copies is not None:
+            scores = scores + self.copies[:, :, -q.shape[2] :]
+        return torch.softmax(scores, -1) @ v
+
+    def last_rows(self, batch: Batch, far: int = 16) -> Tensor:
+        """Logits of the last `batch.rows` positions; the last layer computes no others."""
+        n = batch.ids.shape[1]
+        self.copies = None
+        if batch.copies is not None:
+            index = torch.arange(n, device=batch.ids.device)
+            apart = (index[:, None] - index[None, :]).abs() >= far
+            self.copies = (batch.copies[:, None, None, :] * apart).to(torch.bfloat16)
+        x = self.embed(batch.ids)
+        last = self.config.num_layers - 1
+        for layer in range(last + 1):
+            q, k, v = self.project(layer, x)
+            if layer == last:
+                q, x = q[:, :, -batch.rows :], x[:, -batch.rows :]
+            where = batch.positions[..., -q.shape[2] :]
+            x = x + self.out(layer, self.attend(self.rope(q, where), [(self.rope(k, batch.positions), v)]))
+            x = x + self.ffn(layer, x)
+        return self.head(x)
+
+
+def leaves(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    yield "embed", weights.embed
+    yield "head", weights.head
+    yield "final_norm", weights.final_norm
+    for i, layer in enumerate(weights.layers):
+        for name in ("attn_norm", "qkv", "attn_out", "ffn_norm", "gate_up", "down"):
+            yield f"{i}.{name}", getattr(layer, name)
+
+
+def loss_of(net: TrainingNetwork, batch: Batch) -> tuple[Tensor, list[float]]:
+    """Weighted cross-entropy of the masked tokens, and per sample the share of those of weight 1 that are right."""
+    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+        logits = net.last_rows(batch)
+    chosen = batch.weights > 0
+    weights, labels = batch.weights[chosen], batch.labels[chosen]
+    picked = logits[chosen].float()
+    each = F.cross_entropy(picked, labels, reduction="none")
+    hit = torch.zeros_like(batch.weights)
+    hit[chosen] = (picked.argmax(-1) == labels).float()
+    full = (batch.weights == 1.0).float()
+    return (each * weights).sum() / weights.sum(), ((hit * full).sum(1) / full.sum(1)).tolist()
+
+
+@dataclass
+class Progress:
+    """Means since the last progress line."""
+
+    losses: list[float] = field(default_factory=list)
+    right: dict[str, list[float]] = field(default_factory=dict)
+    tokens: int = 0
+    since: float = field(default_factory=time.perf_counter)
+
+    def add(self, batch: Batch, loss: float, right: list[float]) -> None:
+        self.losses.append(loss)
+        self.tokens += batch.ids.numel()
+        for kind, share in zip(batch.kinds, right, strict=True):
+            if not math.isnan(share):
+                self.right.setdefault(kind, []).append(share)
+
+    def line(self, trainer: Trainer, total: int, rate: float) -> str:
+        spent = time.perf_counter() - self.since
+        left = (total - trainer.step) * spent / len(self.losses) / 60
+        kinds = " ".join(f"{k} {100 * sum(v) / len(v):.0f}" for k, v in sorted(self.right.items()))
+        return (
+            f"step {trainer.step}/{total} loss {sum(self.losses) / len(self.losses):.3f} rate {rate:.1e} "
+            f"{self.tokens / spent:.0f} tokens/s {trainer.seconds / 60:.1f} min, left {left:.0f} min; "
+            f"masked tokens right, %: {kinds}"
+        )
+
+
+class Trainer:
+    """Weights, optimiser and moving average of a run, with its checkpoint file."""
+
+    def __init__(self, folder: Path, seed: int, device: str) -> None:
+        self.folder, self.seed, self.device = folder, seed, device
+        self.config = network_config()
+        weights = structured_weights(self.config, seed)
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self.net = TrainingNetwork(self.config, _to(weights, device))
+        self.params = dict(leaves(self.net.weights))
+        for p in self.params.values():
+            p.requires_grad_()
+        self.average = {n: p.detach().clone() for n, p in self.params.items()}
+        decay = [p for p in self.params.values() if p.dim() > 1]
+        plain = [p for p in self.params.values() if p.dim() == 1]
+        groups = [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), fused=True)
+
+    def update(self, batch: Batch, rate: float) -> tuple[float, list[float]]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss, right = loss_of(self.net, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(self.params.values()), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens += batch.ids.numel()
+        decay = min(0.998, 1 - 10 / (self.step + 20))
+        with torch.no_grad():
+            names = list(self.params)
+            torch._foreach_lerp_([self.average[n] for n in names], [self.params[n] for n in names], 1 - decay)
+        return float(loss.detach()), right
+
+    def averaged(self) -> Network:
+        """A plain network with the averaged weights."""
+        net = Network(self.config, structured_weights(self.config, self.seed))
+        with torch.no_grad():
+            for name, p in leaves(net.weights):
+                p.copy_(self.average[name])
+        net.weights = _to(net.weights, self.device)
+        return net
+
+    def save(self, path: Path) -> None:
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "weights": {n: p.detach() for n, p in self.params.items()},
+            "average": self.average,
+            "optimizer": self.optimizer.state_dict(),
+        }
+        torch.save(state, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        with torch.no_grad():
+            for name, p in self.params.items():
+                p.copy_(state["weights"][name])
+                self.average[name].copy_(state["average"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _to(weights: Weights, device: str) -> Weights:
+    for layer in weights.layers:
+        for name in ("attn_norm", "qkv", "attn_out", "ffn_norm", "gate_up", "down"):
+            setattr(layer, name, getattr(layer, name).to(device))
+    return Weights(weights.embed.to(device), weights.layers, weights.final_norm.to(device), weights.head.to(device))
+
+
+def stage_at(step: int, stages: list[Stage]) -> tuple[Stage, float] | None:
+    """The stage of a step and how far through it is (0 to 1); None behind the last."""
+    for stage in stages:
+        if step < stage.steps:
+            return stage, step / stage.steps
+        step -= stage.steps
+    return None
+
+
+def train(trainer: Trainer, maker: Maker, args: argparse.Namespace) -> None:
+    batches = Batches(maker, trainer.seed)
+    last = trainer.folder / "last.pt"
+    if last.exists():
+        trainer.load(last)
+        print(f"resuming at step {trainer.step}", flush=True)
+    trainer.net.grow_rope(70_000)
+    total = sum(s.steps for s in STAGES)
+    progress, saved = Progress(), time.perf_counter()
+    while (where := stage_at(trainer.step, STAGES)) is not None:
+        stage, through = where
+        began = time.perf_counter()
+        batch = batches.make(trainer.step, stage.length, stage.batch, stage.mix, stage.stretch, stage.span)
+        rate = stage.rate(through) * min(1.0, (trainer.step + 1) / 200)
+        progress.add(batch, *trainer.update(_move(batch, trainer.device), rate))
+        trainer.seconds += time.perf_counter() - began
+        if trainer.step % args.show == 0:
+            print(progress.line(trainer, total, rate), flush=True)
+            progress = Progress()
+        if trainer.step % args.evaluate == 0:
+            report(trainer.averaged(), maker, stage.checks, 8)
+            progress = Progress()
+        if time.perf_counter() - saved > 120:
+            trainer.save(last)
+            saved = time.perf_counter()
+    trainer.save(last)
+
+
+def _move(batch: Batch, device: str) -> Batch:
+    if device == "cpu":
+        return batch
+    moved = {n: (v.to(device) if isinstance(v, Tensor) else v) for n, v in vars(batch).items()}
+    return Batch(**moved)
+
+
+def report(net: Network, maker: Maker, checks: tuple[tuple[str, int], ...], count: int) -> None:
+    parts = []
+    for kind, length in checks:
+        began = time.perf_counter()
+        exact, part, passes = held_out_accuracy(net, maker, kind, length, count, gen=GEN, block=BLOCK)
+        parts.append(
+            f"{kind}@{length} {exact:.0%}/{part:.0%} ({passes:.1f} passes, {time.perf_counter() - began:.0f}s)"
+        )
+    print("  held out, exact/values:", "; ".join(parts), flush=True)
+
+
+# the longest last: a pass over 16k tokens takes a minute on one core
+MEASURES = (
+    ("single_1", 512, 100),
+    ("single_1", 1024, 100),
+    ("single_2", 512, 100),
+    ("single_2", 1024, 100),
+    ("multikey_1", 512, 100),
+    ("multikey_1", 1024, 100),
+    ("multikey_2", 512, 100),
+    ("multivalue", 512, 50),
+    ("multiquery", 512, 50),
+    ("single_1", 4096, 50),
+    ("single_2", 4096, 20),
+    ("single_1", 8192, 20),
+    ("single_1", 16384, 10),
+)
+ONE_BY_ONE = (("single_1", 512, 100), ("single_1", 1024, 100), ("multikey_1", 512, 50))
+
+
+def measure(net: Network, maker: Maker, path: Path, seed: int) -> None:
+    """Measures the published accuracies, one line of JSON each, appended as they come."""
+    known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {(r["kind"], r["length"], r["decoding"]) for r in known}
+    plans = (("threshold 0.9", 0.9, MEASURES[:7]), ("one token a pass", None, ONE_BY_ONE))
+    for decoding, threshold, measures in (*plans, ("threshold 0.9", 0.9, MEASURES[7:])):
+        for kind, length, count in measures:
+            if (kind, length, decoding) in done:
+                continue
+            exact, values, passes = held_out_accuracy(
+                net, maker, kind, length, count, gen=GEN, block=BLOCK, threshold=threshold, seed=seed
+            )
+            row = {"kind": kind, "length": length, "decoding": decoding, "n": count, "right": round(exact * count)}
+            row |= {"values": values, "passes": passes, "eval_seed": seed}
+            print(row, flush=True)
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def publish(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
+    """Writes the averaged weights, and the card from what --measure found."""
+    net = trainer.averaged()
+    export(net.weights, tokenizer)
+    measured = args.folder / "measured.jsonl"
+    rows = [json.loads(line) for line in measured.read_text().splitlines()] if measured.exists() else []
+    run = {
+        "command": "python scripts/train_tiny.py && python scripts/train_tiny.py --measure && "
+        "python scripts/train_tiny.py --export",
+        "seed": args.seed,
+        "step": trainer.step,
+        "tokens": trainer.tokens,
+        "seconds": trainer.seconds,
+        "threads": args.threads,
+        "machine": args.machine,
+    }
+    text = card(run, rows, sum(p.numel() for p in trainer.params.values()))
+    (FOLDER / "README.md").write_text(text, encoding="utf-8")
+
+
+def tokenizer_of(folder: Path, words_dir: Path, seed: int) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        words = load_words(words_dir)
+        train_tokenizer(words, TEMPLATES, CONFIG["vocab_size"], seed).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("checkpoints/tiny"))
+    parser.add_argument("--words", type=Path, default=WORDS_DIR)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--show", type=int, default=50)
+    parser.add_argument("--evaluate", type=int, default=1000)
+    parser.add_argument("--machine", default="two cores of a server CPU, shared", help="words for the card")
+    parser.add_argument("--measure", action="store_true", help="measure the checkpoint instead of training")
+    parser.add_argument("--export", action="store_true", help="publish the checkpoint instead of training")
+    parser.add_argument("--checkpoint", default="last.pt", help="file in the folder that is measured or published")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizer_of(args.folder, args.words, args.seed)
+    maker = Maker(tokenizer, load_words(args.words))
+    trainer = Trainer(args.folder, args.seed, args.device)
+    if not (args.measure or args.export):
+        train(trainer, maker, args)
+        return
+    trainer.load(args.folder / args.checkpoint)
+    if args.measure:
+        net = trainer.averaged()
+        # what is published is bfloat16
+        for _, p in leaves(net.weights):
+            p.copy_(p.to(torch.bfloat16))
+        measure(net, maker, args.folder / "measured.jsonl", seed=2)
+    if args.export:
+        publish(trainer, tokenizer, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The embedded model: what its files hold, how its training samples are made, and that it really retrieves."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "dllm_bench" / "models" / "tiny"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from tiny_data import KINDS, Batches, Maker  # noqa: E402
+from tiny_eval import held_out_accuracy  # noqa: E402
+from tiny_text import SPECIALS, WORDS_DIR, draw_key, held_out, load_words  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+
+from dllm_bench.models.checkpoint import load_network, read_config  # noqa: E402
+from dllm_bench.models.network import Network  # noqa: E402
+
+needs_words = pytest.mark.skipif(
+    not (WORDS_DIR / "wonderwords_nouns.txt").is_file(), reason="the word lists are not in this checkout"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def maker(tokenizer: Tokenizer) -> Maker:
+    return Maker(tokenizer, load_words())
+
+
+@pytest.fixture(scope="module")
+def net() -> Network:
+    architecture, config = read_config(FOLDER)
+    return load_network(FOLDER, architecture, config, torch.float32, torch.device("cpu"))
+
+
+def test_weights_are_small_bfloat16_and_of_the_configured_shapes(net: Network) -> None:
+    from safetensors import safe_open
+
+    path = FOLDER / "model.safetensors"
+    assert path.stat().st_size <= 6_000_000
+    with safe_open(str(path), framework="pt") as file:
+        tensors = {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118 - no mapping
+    assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
+    assert sum(t.numel() for t in tensors.values()) <= 3_000_000
+    assert all(bool(t.isfinite().all()) for t in tensors.values())
+    assert net.config.family == "llada"
+    assert not net.config.tied
+
+
+def test_config_has_the_official_fields() -> None:
+    ours = json.loads((FOLDER / "config.json").read_text())
+    official = json.loads((ROOT / "tests" / "golden" / "llada_fastdllm" / "config.json").read_text())
+    assert set(ours) - {"bos_token_id"} <= set(official)
+    assert ours["model_type"] == "llada"
+    own = json.loads((FOLDER / "dllm_bench.json").read_text())
+    assert own["chat_template"] == "llada"
+    assert own["decode"]["gen_length"] % own["decode"]["block_length"] == 0
+
+
+def test_tokenizer_has_lladas_special_tokens_and_single_digits(tokenizer: Tokenizer) -> None:
+    config = json.loads((FOLDER / "config.json").read_text())
+    assert [tokenizer.token_to_id(t) for t in SPECIALS] == list(range(len(SPECIALS)))
+    for name, token in (("bos", SPECIALS[0]), ("eos", SPECIALS[1]), ("pad", SPECIALS[1]), ("mask", SPECIALS[2])):
+        assert config[f"{name}_token_id"] == tokenizer.token_to_id(token)
+    assert tokenizer.encode("is: 1234567.").tokens[-8:] == [*"1234567", "."]
+    assert tokenizer.get_vocab_size() == config["vocab_size"]
+    text = "Größe — 数 & <tags>\n\n 'quoted'"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_transformers_loads_the_tokenizer(tokenizer: Tokenizer) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    loaded = PreTrainedTokenizerFast.from_pretrained(str(FOLDER))
+    assert (loaded.bos_token, loaded.eos_token, loaded.pad_token, loaded.mask_token) == (
+        SPECIALS[0],
+        SPECIALS[1],
+        SPECIALS[1],
+        SPECIALS[2],
+    )
+    text = f"{SPECIALS[0]}One of the 42.{SPECIALS[5]}"
+    assert loaded(text, add_special_tokens=False).input_ids == tokenizer.encode(text).ids
+
+
+@needs_words
+def test_pieces_of_a_prompt_tokenise_as_the_whole_text(maker: Maker, tokenizer: Tokenizer) -> None:
+    for kind in KINDS.values():
+        prompt = maker.prompt(random.Random(5), kind, 400)
+        text = tokenizer.decode(prompt.ids, skip_special_tokens=False)
+        assert tokenizer.encode(text).ids == prompt.ids
+        assert text.count("<|startoftext|>") == 1
+        assert all(r in text for r in prompt.references)
+
+
+@needs_words
+def test_batches_depend_on_seed_and_step_alone(maker: Maker) -> None:
+    mix = {"single_1": 1.0, "multivalue": 1.0, "listing": 1.0, "copy": 0.3}
+
+    def make(seed: int, step: int) -> torch.Tensor:
+        return Batches(maker, seed).make(step, 256, 4, mix, 0.5, 8192).ids
+
+    random.seed(1)
+    first = make(0, 7)
+    random.seed(2)
+    assert torch.equal(first, make(0, 7))
+    assert not torch.equal(first, make(0, 8))
+    assert not torch.equal(first, make(1, 7))
+
+
+@needs_words
+def test_only_masked_answer_tokens_are_trained(maker: Maker) -> None:
+    batch = Batches(maker, 0).make(3, 256, 8, {"single_1": 1.0, "multivalue": 1.0}, 1.0, 8192)
+    seen = batch.ids[:, -batch.rows :]
+    trained = batch.weights > 0
+    assert bool((seen[trained] == maker.mask).all())
+    assert torch.equal(seen[~trained & (batch.labels > 0)], batch.labels[~trained & (batch.labels > 0)])
+    assert bool((batch.positions.diff(dim=-1) >= 1).all())
+
+
+@needs_words
+def test_held_out_keys_never_occur_in_training(maker: Maker) -> None:
+    words = load_words()
+    trained = [draw_key(random.Random(i), words, False) for i in range(300)]
+    kept = [draw_key(random.Random(i), words, True) for i in range(300)]
+    assert not any(held_out(k) for k in trained)
+    assert all(held_out(k) for k in kept)
+
+
+@needs_words
+@pytest.mark.parametrize(("kind", "threshold", "count"), [("single_1", 0.9, 6), ("single_1", None, 2)])
+def test_the_model_retrieves(net: Network, maker: Maker, kind: str, threshold: float | None, count: int) -> None:
+    exact, _, _ = held_out_accuracy(net, maker, kind, 320, count, gen=48, block=16, threshold=threshold)
+    assert exact >= 0.8
