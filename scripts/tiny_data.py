@@ -1,4 +1,4 @@
-"""Training and held-out samples of the tiny model: needle tasks in RULER's wording, and copying of random sequences."""
+"""Training and held-out samples of the tiny model: needle tasks in RULER's wording."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
-from tiny_text import BOS, EOS, EOT, HEADER, HEADER_END, MASK, NOISE, SPECIALS, Words, draw_key, draw_number, sentence
+from tiny_text import BOS, EOS, EOT, HEADER, HEADER_END, MASK, NOISE, Words, draw_key, draw_number, sentence
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -100,8 +100,6 @@ class Maker:
         self.encode = lru_cache(maxsize=4096)(lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
         self.mask, self.eos, self.eot = (tokenizer.token_to_id(t) for t in (MASK, EOS, EOT))
         self.decode = tokenizer.decode
-        self.vocab = tokenizer.get_vocab_size()
-        self.digits = [tokenizer.token_to_id(d) for d in "0123456789"]
 
     def prompt(self, rng: random.Random, kind: Kind, budget: int, evaluation: bool = False) -> Prompt:
         """A prompt of at most `budget` tokens where that many hold the needles; haystack fills the rest."""
@@ -180,6 +178,8 @@ class Batch:
     copies: Tensor | None
     rows: int
     kinds: tuple[str, ...]
+    ghosts: tuple[Tensor, Tensor, Tensor] | None = None
+    """Keys that stand where copies of the haystack would: token index, position, logarithm of the weight [B, P]."""
 
 
 @dataclass
@@ -190,6 +190,7 @@ class _Row:
     positions: list[int]
     copies: list[float]
     response: int
+    clones: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
 class Batches:
@@ -198,16 +199,17 @@ class Batches:
     def __init__(self, maker: Maker, seed: int, tail_weight: float = 0.05) -> None:
         self.maker, self.seed, self.tail_weight = maker, seed, tail_weight
 
-    def make(self, step: int, length: int, size: int, mix: dict[str, float], stretch: float, span: int) -> Batch:
-        """`mix`: kind -> share. A share `stretch` of the samples stands for texts of up to `span` tokens."""
+    def make(
+        self, step: int, length: int, size: int, mix: dict[str, float], stretch: float, span: int, ghosts: int = 0
+    ) -> Batch:
+        """`mix`: kind -> share. A share `stretch` of the samples stands for texts of up to `span` tokens.
+
+        The missing haystack is made up for by weighting the haystack that is there, or, where `ghosts` is not 0, by up
+        to so many keys at the positions of the missing tokens.
+        """
         rng = random.Random(f"{self.seed}-{step}")
-        needles = {n: share for n, share in mix.items() if n != "copy"}
-        names = rng.choices(list(needles), weights=list(needles.values()), k=size)
-        if rng.random() < mix.get("copy", 0.0):
-            names = ["copy"] * size
-            rows = [self._copy(rng, length) for _ in names]
-        else:
-            rows = [self._needle(rng, KINDS[n], length, stretch, span) for n in names]
+        names = rng.choices(list(mix), weights=list(mix.values()), k=size)
+        rows = [self._needle(rng, KINDS[n], length, stretch, span) for n in names]
         used = max(r.response for r in rows)
         copies = torch.tensor([r.copies for r in rows])
         return Batch(
@@ -215,7 +217,8 @@ class Batches:
             labels=torch.tensor([r.labels[-used:] for r in rows]),
             weights=torch.tensor([r.weights[-used:] for r in rows]),
             positions=torch.tensor([r.positions for r in rows])[:, None, :],
-            copies=copies if bool(copies.any()) else None,
+            copies=copies if bool(copies.any()) and not ghosts else None,
+            ghosts=_ghosts(rows, ghosts) if ghosts else None,
             rows=used,
             kinds=tuple(names),
         )
@@ -233,7 +236,7 @@ class Batches:
         response = length - len(ids)
         if response < len(prompt.answer):  # longer keys than the probe's
             return self._needle(rng, kind, length, stretch, span)
-        positions, copies = self._place(rng, prompt, length, stretch, span)
+        positions, copies, gaps = self._place(rng, prompt, length, stretch, span)
         padding = response - len(prompt.answer)
         target = prompt.answer + [self.maker.eos] * padding
         scored = prompt.scored + [True] * padding
@@ -243,12 +246,16 @@ class Batches:
         weights = [w * m for w, m in zip(weights, masked, strict=True)]
         seen = [self.maker.mask if m else t for t, m in zip(target, masked, strict=True)]
         zeros = [0] * len(ids)
-        return _Row(ids + seen, zeros + target, [0.0] * len(ids) + weights, positions, copies, response)
+        clones = _clones(prompt, positions, gaps)
+        return _Row(ids + seen, zeros + target, [0.0] * len(ids) + weights, positions, copies, response, clones)
 
     def _place(
         self, rng: random.Random, prompt: Prompt, length: int, stretch: float, span: int
-    ) -> tuple[list[int], list[float]]:
-        """Positions and copy weights: haystack pieces stand for m copies, which the gaps behind them leave room for."""
+    ) -> tuple[list[int], list[float], dict[int, int]]:
+        """Positions, copy weights, and the gap behind each piece.
+
+        In a stretched sample each haystack piece stands for m copies, and the gaps leave room for them.
+        """
         hay = [len(p.ids) for p in prompt.pieces if p.hay]
         if len(prompt.references) > 1:  # telling several needles apart by their order is hard enough nearby
             stretch, span = stretch / 4, min(span, 4 * length)
@@ -267,39 +274,37 @@ class Batches:
             copies += [logm if piece.hay else 0.0] * len(piece.ids)
             at += len(piece.ids) + gaps.get(i, 0)
         rest = length - len(positions)
-        return positions + list(range(at, at + rest)), copies + [0.0] * rest
+        return positions + list(range(at, at + rest)), copies + [0.0] * rest, gaps
 
-    def _copy(self, rng: random.Random, length: int) -> _Row:
-        """Random spans, then the same spans shuffled and partly masked."""
-        half = length // 2
-        spans: list[list[int]] = []
-        room = half
-        while room > 0:
-            size = min(rng.randint(6, 20), room)
-            low = len(SPECIALS)
-            spans.append(
-                [
-                    rng.choice(self.maker.digits) if rng.random() < 0.5 else rng.randrange(low, self.maker.vocab)
-                    for _ in range(size)
-                ]
-            )
-            room -= size
-        first = [t for s in spans for t in s]
-        rng.shuffle(spans)
-        second = [t for s in spans for t in s]
-        rate = rng.uniform(0.1, 0.5) if rng.random() < 0.85 else rng.uniform(0.5, 0.9)
-        masked = [rng.random() < rate for _ in second]
-        seen = [self.maker.mask if m else t for t, m in zip(second, masked, strict=True)]
-        size = len(first) + len(second)
-        lead = [self.maker.eos] * (length - size)
-        return _Row(
-            lead + first + seen,
-            [0] * (length - len(second)) + second,
-            [0.0] * (length - len(second)) + [float(m) for m in masked],
-            list(range(length)),
-            [0.0] * length,
-            len(second),
-        )
+
+def _clones(prompt: Prompt, positions: list[int], gaps: dict[int, int]) -> list[list[tuple[int, int]]]:
+    """The copies of haystack pieces that the gaps have room for, each as (token index, position) of its tokens."""
+    clones, at = [], 0
+    for i, piece in enumerate(prompt.pieces):
+        size = len(piece.ids)
+        # the copy right behind a piece is left out: it would be a neighbour of many times its weight
+        for c in range(2, gaps.get(i, 0) // size + 1) if piece.hay else ():
+            clones.append([(at + t, positions[at] + c * size + t) for t in range(size)])
+        at += size
+    return clones
+
+
+def _ghosts(rows: list[_Row], limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ghost keys of a batch: of each sample as many clones as fit, weighted so that they count for all."""
+    rng = random.Random(str([r.ids[-80:] for r in rows]))
+    index, place = torch.zeros(len(rows), limit, dtype=torch.long), torch.zeros(len(rows), limit, dtype=torch.long)
+    weight = torch.full((len(rows), limit), float("-inf"))
+    for b, row in enumerate(rows):
+        order = rng.sample(row.clones, len(row.clones))
+        keys: list[tuple[int, int]] = []
+        used = 0
+        while used < len(order) and len(keys) + len(order[used]) <= limit:
+            keys += order[used]
+            used += 1
+        if keys:
+            index[b, : len(keys)], place[b, : len(keys)] = torch.tensor(keys).T
+            weight[b, : len(keys)] = math.log(len(order) / used)
+    return index, place, weight
 
 
 def _fewer(kind: Kind) -> Kind:

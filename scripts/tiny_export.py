@@ -98,9 +98,12 @@ def card(run: dict[str, Any], table: list[dict[str, Any]], parameters: int) -> s
         f"```\n{run['command']}\n```",
         f"Seed {run['seed']}, {run['step']} steps, {run['tokens'] / 1e6:.1f} M tokens, {run['seconds'] / 60:.0f} min "
         f"of training with {run['threads']} thread(s) on {run['machine']}. The model starts from a hand-made copying "
-        f"circuit plus noise (`scripts/tiny_init.py`). Sequences have up to {longest} tokens; many of them stand for "
-        f"texts of up to {span} tokens, by skipped positions and by haystack tokens that count in attention as many "
-        "copies of themselves. The published weights are a moving average of the training's, in bfloat16.",
+        f"circuit plus noise (`scripts/tiny_init.py`). Sequences have up to {longest} tokens; many stand for texts of "
+        f"up to {span} tokens, by skipped positions and by haystack tokens that count in attention as many copies of "
+        "themselves, or by keys that stand at the positions of such copies. The published weights are a moving average "
+        "of the training's, in bfloat16.",
+        "How masks and skips are drawn was refined while this run was under way, between its stages: a fresh run of "
+        "the script goes the same way but does not give the same weights.",
         "## Measured accuracy",
         "Held-out samples (their keys, a tenth of all chosen by hash, never occur in training); generation of "
         f"{GEN} tokens in blocks of {BLOCK}, no cache, float32 arithmetic. `exact`: the answer is right to the last "

@@ -56,7 +56,7 @@ def network_config() -> NetworkConfig:
 
 @dataclass(frozen=True)
 class Stage:
-    """`rates`: learning rate at the start and at the end, linear between. `stretch` and `span`: see Batches.make."""
+    """`rates`: learning rate at the start and at the end, linear between; the rest as in Batches.make."""
 
     steps: int
     length: int
@@ -66,6 +66,7 @@ class Stage:
     stretch: float
     span: int
     checks: tuple[tuple[str, int], ...]
+    ghosts: int = 0
 
     def rate(self, through: float) -> float:
         return self.rates[0] + (self.rates[1] - self.rates[0]) * through
@@ -92,6 +93,15 @@ ALL = {
     "multivalue": 0.12,
     "twoquery": 0.1,
     "multiquery": 0.11,
+}
+LONG = {
+    "single_1": 0.3,
+    "single_2": 0.2,
+    "noisekey": 0.1,
+    "multikey_1": 0.15,
+    "multikey_2": 0.1,
+    "multivalue": 0.08,
+    "multiquery": 0.07,
 }
 SEVERAL = {
     "single_1": 0.05,
@@ -121,4 +131,6 @@ STAGES = [
     Stage(864, 384, 8, rates=(1.5e-3, 9.24e-04), mix=ALL, stretch=0.6, span=32768, checks=CHECKS),
     Stage(2000, 288, 10, rates=(1.5e-3, 1e-3), mix=SEVERAL, stretch=0.4, span=16384, checks=CHECKS),
     Stage(1000, 512, 6, rates=(1e-3, 1e-4), mix=ALL, stretch=0.6, span=32768, checks=CHECKS),
+    Stage(500, 1024, 3, rates=(3e-4, 5e-5), mix=ALL, stretch=0.5, span=32768, checks=CHECKS),
+    Stage(300, 320, 6, rates=(6e-4, 5e-5), mix=LONG, stretch=0.8, span=32768, checks=CHECKS, ghosts=2048),
 ]

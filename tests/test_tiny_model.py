@@ -18,6 +18,7 @@ from tiny_data import KINDS, Batches, Maker  # noqa: E402
 from tiny_eval import held_out_accuracy  # noqa: E402
 from tiny_text import SPECIALS, WORDS_DIR, draw_key, held_out, load_words  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
+from train_tiny import Trainer  # noqa: E402
 
 from dllm_bench.models.checkpoint import load_network, read_config  # noqa: E402
 from dllm_bench.models.network import Network  # noqa: E402
@@ -104,7 +105,7 @@ def test_pieces_of_a_prompt_tokenise_as_the_whole_text(maker: Maker, tokenizer: 
 
 @needs_words
 def test_batches_depend_on_seed_and_step_alone(maker: Maker) -> None:
-    mix = {"single_1": 1.0, "multivalue": 1.0, "listing": 1.0, "copy": 0.3}
+    mix = {"single_1": 1.0, "multivalue": 1.0, "listing": 1.0}
 
     def make(seed: int, step: int) -> torch.Tensor:
         return Batches(maker, seed).make(step, 256, 4, mix, 0.5, 8192).ids
@@ -128,12 +129,48 @@ def test_only_masked_answer_tokens_are_trained(maker: Maker) -> None:
 
 
 @needs_words
+def test_ghost_keys_stand_in_the_gaps_and_count_for_all_missing_haystack(maker: Maker) -> None:
+    batch = Batches(maker, 0).make(5, 320, 4, {"single_1": 1.0}, 1.0, 16384, ghosts=256)
+    assert batch.ghosts is not None
+    assert batch.copies is None
+    index, place, weight = batch.ghosts
+    for b in range(4):
+        real = set(batch.positions[b, 0].tolist())
+        used = weight[b].isfinite()
+        assert not real & set(place[b][used].tolist())
+        # a ghost's copy starts whole pieces behind its piece, so positions differ and ids are those of the haystack
+        assert bool((place[b][used] > batch.positions[b, 0][index[b][used]]).all())
+        assert bool((weight[b][used] >= 0).all())
+
+
+@needs_words
 def test_held_out_keys_never_occur_in_training(maker: Maker) -> None:
     words = load_words()
     trained = [draw_key(random.Random(i), words, False) for i in range(300)]
     kept = [draw_key(random.Random(i), words, True) for i in range(300)]
     assert not any(held_out(k) for k in trained)
     assert all(held_out(k) for k in kept)
+
+
+@needs_words
+def test_training_is_deterministic_and_resumes(maker: Maker, tmp_path: Path) -> None:
+    batches = Batches(maker, 0)
+
+    def step(trainer: Trainer) -> None:
+        trainer.net.grow_rope(70_000)
+        trainer.update(batches.make(trainer.step, 224, 2, {"single_1": 1.0}, 0.5, 4096), 1e-3)
+
+    straight, broken, resumed = (Trainer(tmp_path, 0, "cpu") for _ in range(3))
+    step(straight)
+    step(straight)
+    step(broken)
+    broken.save(tmp_path / "last.pt")
+    resumed.load(tmp_path / "last.pt")
+    step(resumed)
+    assert resumed.step == 2
+    for name, p in straight.params.items():
+        assert torch.equal(p, resumed.params[name])
+        assert torch.equal(straight.average[name], resumed.average[name])
 
 
 @needs_words
