@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dllm_bench.caching.part import Part
 from dllm_bench.caching.rows import Rows
+from dllm_bench.lazy import LazyModule
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from dllm_bench.caching.request import Request
     from dllm_bench.decoding.windows import Window
     from dllm_bench.options import Options
+else:
+    torch = LazyModule("torch")
 
-__all__ = ["DenseMemory", "Memory", "PassMemory", "Pieces", "held_bytes"]
+__all__ = ["DenseMemory", "Memory", "PassMemory", "Pieces", "gather_runs", "held_bytes"]
 
-Pieces = list[tuple["Tensor", "Tensor"]]
+# (keys, values), or (keys, values, bias of the scores): what Network.attend takes
+Pieces = list[tuple["Tensor", ...]]
 
 
 def held_bytes(tensors: Iterable[Tensor | None]) -> int:
@@ -31,6 +36,21 @@ def held_bytes(tensors: Iterable[Tensor | None]) -> int:
     return sum(seen.values())
 
 
+def gather_runs(t: Tensor, first: Tensor, run: int) -> Tensor:
+    """Runs of `run` neighbouring positions of t [B, Hkv, N, d] that begin at first [B, Hkv, n]: [B, Hkv, n * run, d].
+
+    A run is copied as one row, without an index per position, from wherever the buffer lies.
+    """
+    b, h, n, d = t.shape
+    if t.stride(3) != 1 or t.stride(2) != d or t.stride(0) % d or t.stride(1) % d:
+        t = t.contiguous()
+    heads = torch.arange(b, device=t.device).view(b, 1, 1) * (t.stride(0) // d)
+    heads = heads + torch.arange(h, device=t.device).view(1, h, 1) * (t.stride(1) // d)
+    reach = (b - 1) * (t.stride(0) // d) + (h - 1) * (t.stride(1) // d) + n - run + 1
+    rows = t.as_strided((reach, run * d), (d, 1))
+    return rows.index_select(0, (first + heads).flatten()).view(b, h, -1, d)
+
+
 class Memory(Part):
     """Keys and values of all layers of one request.
 
@@ -39,9 +59,11 @@ class Memory(Part):
 
     Attributes:
         base: the refresh method that a spec naming this memory alone means.
+        carries: other memories may lie on it; it then serves `whole` and `gather`.
     """
 
     base: ClassVar[str] = ""
+    carries: ClassVar[bool] = True
 
     def __init__(self, options: Options | None = None, lower: Memory | None = None) -> None:
         super().__init__(options)
@@ -73,6 +95,12 @@ class Memory(Part):
     def whole(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys (after RoPE) and values [B, Hkv, N, d] of all positions in order, for memories above."""
         raise TypeError(f"{type(self).__name__} cannot serve a memory above it")
+
+    def gather(self, layer: int, first: Tensor, run: int = 1) -> tuple[Tensor, Tensor]:
+        """Keys (after RoPE) and values [B, Hkv, n * run, d] of the runs of `run` neighbouring positions that begin at
+        first [B, Hkv, n], for memories above. A memory that would have to make `whole` reads only these."""
+        k, v = self.whole(layer)
+        return gather_runs(k, first, run), gather_runs(v, first, run)
 
     def end_pass(self) -> None:
         """The pass is over; in a refresh, all layers were written."""
