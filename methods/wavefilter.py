@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dllm_bench.caching.memory import Memory, Pieces, gather_runs, held_bytes
 from dllm_bench.caching.part import Part
-from dllm_bench.errors import UserError, nearest
+from dllm_bench.errors import UserError
 from dllm_bench.lazy import LazyModule
 from dllm_bench.options import Options, option
 
@@ -165,13 +165,14 @@ class WaveFilter(Memory):
             self._rest = torch.arange(cut - self._odd, self.request.length, 2, device=self.network.device)
         filters = cut > 0 and self._limit >= options.min_prompt and min(options.shares) < 1
         self._dense_from = 0 if refresh or not filters else len(self._layers)
-        self._forced = tuple(p for p in sorted({*range(options.force_keep), *self._required}) if p < cut)
+        self._force(tuple(p for p in sorted({*range(options.force_keep), *self._required}) if p < cut))
         for state in self._layers:
             state.used = False
 
     def end(self) -> None:
         super().end()
-        del self._layers, self._forced, self._required, self._rest
+        for name in ("_layers", "_forced", "_forced_pairs", "_neighbours", "_required", "_rest"):
+            self.__dict__.pop(name, None)
 
     # -- keys and values --------------------------------------------------------------------------------------------
 
@@ -225,30 +226,34 @@ class WaveFilter(Memory):
             return piece
         first = [rest, choice.pairs * 2]
         if self._forced:
-            forced = torch.tensor(sorted({p & ~1 for p in self._forced}), device=rest.device)
-            first.append(forced.expand(shape))
+            first.append((self._forced_pairs * 2).expand(shape))
         k, v = self.lower.gather(layer, torch.cat(first, dim=2), 2)
         piece = (k[:, :, self._odd :], v[:, :, self._odd :])
         choice.hidden = None
         if self._forced:
-            piece = (*piece, self._bias(choice, forced, piece[0]))
+            piece = (*piece, self._bias(choice, piece[0]))
         if self.options.reselect_every > 1:
             choice.joint = (key, piece)
         return piece
 
-    def _bias(self, choice: _Choice, forced: Tensor, k: Tensor) -> Tensor:
+    def _bias(self, choice: _Choice, k: Tensor) -> Tensor:
         """Hides the neighbours of forced tokens, and forced tokens that the selection holds already."""
         pairs = choice.pairs
-        wanted = (forced >> 1).expand(*pairs.shape[:2], -1).contiguous()
+        wanted = self._forced_pairs.repeat(*pairs.shape[:2], 1)
         place = torch.searchsorted(pairs, wanted).clamp(max=pairs.shape[2] - 1)
         double = pairs.gather(2, place) == wanted
-        tokens = torch.tensor([p for f in sorted({p & ~1 for p in self._forced}) for p in (f, f + 1)])
-        named = torch.isin(tokens, torch.tensor(self._forced)).to(k.device)
-        hidden = double.repeat_interleave(2, dim=2) | ~named
-        choice.hidden = hidden
+        choice.hidden = double.repeat_interleave(2, dim=2) | self._neighbours
         bias = k.new_zeros(*k.shape[:2], 1, k.shape[2])
-        bias[..., -hidden.shape[2] :].masked_fill_(hidden.unsqueeze(2), -math.inf)
+        bias[..., -choice.hidden.shape[2] :].masked_fill_(choice.hidden.unsqueeze(2), -math.inf)
         return bias
+
+    def _force(self, positions: tuple[int, ...]) -> None:
+        """Sets the forced tokens, the pairs they lie in, and which tokens of those pairs are not forced."""
+        if positions != self._forced:
+            self._forced, device = positions, self.network.device
+            pairs = sorted({p >> 1 for p in positions})
+            self._forced_pairs = torch.tensor(pairs, device=device)
+            self._neighbours = torch.tensor([p not in positions for i in pairs for p in (2 * i, 2 * i + 1)], device=device)
 
     # -- selection --------------------------------------------------------------------------------------------------
 
@@ -285,7 +290,7 @@ class WaveFilter(Memory):
         if share >= 1:
             return torch.arange(n, device=q.device).expand(b, h, -1)
         votes: Tensor | None = None
-        for some in q.split(max(1, _VOTES_AT_ONCE // (b * h * n)), dim=2):
+        for some in torch.split(q, max(1, _VOTES_AT_ONCE // (b * h * n)), dim=2):
             part = torch.softmax(some @ keys.transpose(2, 3), dim=3, dtype=torch.float32).sum(dim=2)
             votes = part if votes is None else votes + part
         assert votes is not None
@@ -297,6 +302,8 @@ class WaveFilter(Memory):
 
     def _renew(self, layer: int, state: _Layer, batch: int) -> None:
         """Brings the region keys up to date: whole after a refresh, else where keys were written."""
+        if state.built == self._cut and not state.stale:
+            return
         levels, regions = self.options.levels, self._cut >> self.options.levels
         parts = [self._touched(rows, regions) for rows in state.stale]
         parts.append(torch.arange(state.built >> levels, regions, device=self.network.device))

@@ -8,7 +8,6 @@ import pytest
 from golden_cases import GOLDEN, cases, model
 from safetensors.torch import load_file
 
-
 from dllm_bench.caching.method import Method
 from dllm_bench.caching.spec import parse_method
 from dllm_bench.decoding.canvas import Canvas

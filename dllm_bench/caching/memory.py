@@ -22,7 +22,7 @@ else:
 
 __all__ = ["DenseMemory", "Memory", "PassMemory", "Pieces", "gather_runs", "held_bytes"]
 
-# (keys, values), or (keys, values, bias of the scores): what Network.attend takes
+# of (keys, values) or (keys, values, bias of the scores), as Network.attend takes them
 Pieces = list[tuple["Tensor", ...]]
 
 
@@ -42,12 +42,11 @@ def gather_runs(t: Tensor, first: Tensor, run: int) -> Tensor:
     A run is copied as one row, without an index per position, from wherever the buffer lies.
     """
     b, h, n, d = t.shape
-    if t.stride(3) != 1 or t.stride(2) != d or t.stride(0) % d or t.stride(1) % d:
+    if t.stride(3) != 1 or t.stride(2) != d or t.stride(1) % d or t.stride(0) != h * t.stride(1):
         t = t.contiguous()
-    heads = torch.arange(b, device=t.device).view(b, 1, 1) * (t.stride(0) // d)
-    heads = heads + torch.arange(h, device=t.device).view(1, h, 1) * (t.stride(1) // d)
-    reach = (b - 1) * (t.stride(0) // d) + (h - 1) * (t.stride(1) // d) + n - run + 1
-    rows = t.as_strided((reach, run * d), (d, 1))
+    step = t.stride(1) // d
+    rows = t.as_strided(((b * h - 1) * step + n - run + 1, run * d), (d, 1))
+    heads = torch.arange(0, b * h * step, step, device=t.device).view(b, h, 1)
     return rows.index_select(0, (first + heads).flatten()).view(b, h, -1, d)
 
 
@@ -126,7 +125,7 @@ class PassMemory(Memory):
     """Keeps nothing: queries read what their own pass has just written."""
 
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
-        self._fresh = [(self.network.rope(k, rows.where), v)]
+        self._fresh: Pieces = [(self.network.rope(k, rows.where), v)]
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
         return self._fresh
