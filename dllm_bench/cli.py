@@ -8,6 +8,9 @@ import typer
 
 from dllm_bench import __version__
 from dllm_bench.commands.generate import generate
+from dllm_bench.commands.leaderboard import leaderboard
+from dllm_bench.commands.plot import plot
+from dllm_bench.commands.run import run
 from dllm_bench.commands.show import list_things, show
 from dllm_bench.errors import UserError
 
@@ -37,6 +40,9 @@ def _root(
     """Benchmark caching methods of diffusion language models: right, fast, comparable."""
 
 
+app.command("run")(run)
+app.command("leaderboard")(leaderboard)
+app.command("plot")(plot)
 app.command("generate")(generate)
 app.command("list")(list_things)
 app.command("show")(show)
@@ -45,7 +51,7 @@ app.command("show")(show)
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit code 2."""
     try:
-        app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False) or 0)
     except UserError as error:
         fail(str(error))
     except typer.Exit as stop:

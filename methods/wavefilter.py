@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -25,7 +26,8 @@ else:
 
 __all__ = ["WaveFilter", "WaveFilterOptions", "WaveFilterTuned", "WaveFilterTunedOptions", "low_pass", "top_regions"]
 
-_VOTES_AT_ONCE = 1 << 24  # scores held at a time while many rows vote
+# scores held at a time while rows vote: what stays in a CPU's cache, or bounds a GPU's memory
+_VOTES_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 26}
 _IDS_SHOWN = 64  # a trace lists the kept positions of a head up to here
 
 
@@ -92,7 +94,7 @@ class _Layer:
     Attributes:
         levels: region keys [B, Hkv, n, d] of the scales 1 … levels. built: filtered positions they stand for.
         stale: rows written since. version: rises with every write among the filtered positions.
-        used: whether the last pass read the selection.
+        used: whether the last pass read the selection. visible: which keys [B, Hkv, N] that gave, once it is asked.
     """
 
     levels: list[Tensor] = field(default_factory=list)
@@ -101,6 +103,7 @@ class _Layer:
     version: int = 0
     choice: _Choice | None = None
     used: bool = False
+    visible: Tensor | None = None
 
 
 class WaveFilter(Memory):
@@ -118,9 +121,9 @@ class WaveFilter(Memory):
         "The paper transforms the gathered keys again at every scale, layer and step; for Haar the region keys of the "
         "unfiltered prompt give the same selection, so they are kept and renewed with the keys (literal=true pays the "
         "paper's cost). Where the paper is silent: one selection per key head, keys after RoPE at their positions, all "
-        "rows and query heads of a group vote, the last P mod 2^levels tokens are kept, and a pass or layer that renews "
-        "all rows is not filtered. In infill the positions behind the response are kept whole: only those before it "
-        "are filtered. The paper tunes keep per data set within [0.3, 1]. A selection used for several passes "
+        "rows and query heads of a group vote, the last P mod 2^levels tokens are kept, and passes and layers that "
+        "renew all rows are not filtered. In infill only what stands before the response is filtered, what stands "
+        "behind it is kept whole. The paper tunes keep per data set within [0.3, 1]. A selection used for several passes "
         "(reselect_every) has no guard against drifting queries."
     )
     base = "fast_dllm"
@@ -167,11 +170,19 @@ class WaveFilter(Memory):
         self._dense_from = 0 if refresh or not filters else len(self._layers)
         self._force(tuple(p for p in sorted({*range(options.force_keep), *self._required}) if p < cut))
         for state in self._layers:
-            state.used = False
+            state.used, state.visible = False, None
+
+    def begin_refresh(self, layer: int) -> None:
+        super().begin_refresh(layer)
+        self._dense_from = min(self._dense_from, layer)
+
+    def require(self, positions: Sequence[int]) -> None:
+        super().require(positions)
+        self._required = tuple(positions)
 
     def end(self) -> None:
         super().end()
-        for name in ("_layers", "_forced", "_forced_pairs", "_neighbours", "_required", "_rest"):
+        for name in ("_layers", "_forced", "_forced_tokens", "_forced_pairs", "_neighbours", "_required", "_rest"):
             self.__dict__.pop(name, None)
 
     # -- keys and values --------------------------------------------------------------------------------------------
@@ -203,6 +214,34 @@ class WaveFilter(Memory):
         counters.seen_keys += b * heads * self._limit
         counters.kept_keys += b * heads * (2 * choice.pairs.shape[2] + self._limit - self._cut)
         return [self._joint(layer, state, choice)]
+
+    def scores(self, layer: int, q: Tensor) -> Tensor:
+        return self.lower.scores(layer, q)
+
+    def weights(self, layer: int, scores: Tensor) -> Tensor:
+        visible = self._visible(layer)
+        if visible is None:
+            return self.lower.weights(layer, scores)
+        grouped = scores.view(*visible.shape[:2], -1, scores.shape[3])
+        return torch.softmax(grouped.masked_fill(~visible.unsqueeze(2), -math.inf), dim=3).view(scores.shape)
+
+    def readable(self, layer: int) -> Tensor | None:
+        visible = self._visible(layer)
+        return self.lower.readable(layer) if visible is None else visible.flatten(0, 1).any(dim=0).nonzero()[:, 0]
+
+    def _visible(self, layer: int) -> Tensor | None:
+        """Which keys [B, Hkv, N] the last read of the layer gave; None: all."""
+        state = self._layers[layer]
+        if not state.used or state.choice is None:
+            return None
+        if state.visible is None:
+            pairs = state.choice.pairs
+            state.visible = torch.zeros(*pairs.shape[:2], self.request.length, dtype=torch.bool, device=pairs.device)
+            state.visible.scatter_(2, torch.cat([2 * pairs, 2 * pairs + 1], dim=2), True)
+            state.visible[..., self._cut :] = True
+            if self._forced:
+                state.visible[..., self._forced_tokens] = True
+        return state.visible
 
     def end_pass(self) -> None:
         super().end_pass()
@@ -252,8 +291,10 @@ class WaveFilter(Memory):
         if positions != self._forced:
             self._forced, device = positions, self.network.device
             pairs = sorted({p >> 1 for p in positions})
-            self._forced_pairs = torch.tensor(pairs, device=device)
-            self._neighbours = torch.tensor([p not in positions for i in pairs for p in (2 * i, 2 * i + 1)], device=device)
+            self._forced_tokens, self._forced_pairs = (torch.tensor(p, device=device) for p in (positions, pairs))
+            self._neighbours = torch.tensor(
+                [p not in positions for i in pairs for p in (2 * i, 2 * i + 1)], device=device
+            )
 
     # -- selection --------------------------------------------------------------------------------------------------
 
@@ -289,14 +330,24 @@ class WaveFilter(Memory):
         b, h, n, _ = keys.shape
         if share >= 1:
             return torch.arange(n, device=q.device).expand(b, h, -1)
-        votes: Tensor | None = None
-        for some in torch.split(q, max(1, _VOTES_AT_ONCE // (b * h * n)), dim=2):
-            part = torch.softmax(some @ keys.transpose(2, 3), dim=3, dtype=torch.float32).sum(dim=2)
-            votes = part if votes is None else votes + part
-        assert votes is not None
+        votes = self._votes(q, keys)
         if self.options.group == "layer":
             votes = votes.sum(dim=1, keepdim=True).expand(b, h, n)
         return top_regions(votes, share)
+
+    def _votes(self, q: Tensor, keys: Tensor) -> Tensor:
+        """Attention that each region [B, Hkv, n] gets, summed over the query rows."""
+        (b, h, n, _), m = keys.shape, q.shape[2]
+        at_once = _VOTES_AT_ONCE.get(q.device.type, 1 << 24)
+        heads, rows = max(1, at_once // (b * m * n)), max(4, at_once // (b * n))
+        votes = []
+        for some, its in zip(torch.split(q, heads, dim=1), torch.split(keys, heads, dim=1), strict=True):
+            parts = [
+                torch.softmax(few @ its.transpose(2, 3), dim=3, dtype=torch.float32).sum(dim=2)
+                for few in torch.split(some, rows, dim=2)
+            ]
+            votes.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0))
+        return votes[0] if len(votes) == 1 else torch.cat(votes, dim=1)
 
     # -- region keys ------------------------------------------------------------------------------------------------
 
@@ -410,10 +461,15 @@ def top_regions(votes: Tensor, share: float) -> Tensor:
     """Ascending ids of the best share of votes [..., n], float32 and not negative; of equal votes the lower id wins."""
     n = votes.shape[-1]
     # such floats order like their bits, so bits and id make one number without ties
-    bits = votes.contiguous().view(torch.int32).to(torch.int64) << 32
-    ranked = bits | torch.arange(n - 1, -1, -1, device=votes.device)
-    count = max(1, math.ceil(share * n - 1e-9))
-    return ranked.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    ranked = votes.contiguous().view(torch.int32).to(torch.int64)
+    ids = torch.arange(n, device=votes.device)
+    ranked.bitwise_left_shift_(32).bitwise_or_(ids.flip(0))
+    best = ranked.topk(max(1, math.ceil(share * n - 1e-9)), dim=-1, sorted=False).indices
+    if not best.is_cpu:
+        return best.sort(dim=-1).values
+    # a mask puts them in order faster than a sort; its length is only known to the device, so a GPU would wait
+    chosen = torch.zeros(votes.shape, dtype=torch.bool).scatter_(-1, best, True)
+    return ids.expand(votes.shape).masked_select(chosen).view(best.shape)
 
 
 @dataclass(frozen=True)

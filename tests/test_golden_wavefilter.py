@@ -19,10 +19,12 @@ NAME = "llada_wavefilter"
 KEPT = load_file(GOLDEN / NAME / "kept.safetensors")
 fast_dllm_cases = [c for c in cases(NAME) if c["method"] in ("dual", "prefix")]
 
+elastic_cases = [c for c in cases(NAME) if c["method"] == "elastic"]
+
 
 def test_the_whole_set_is_here() -> None:
     assert len(cases(NAME)) == 53
-    assert len(fast_dllm_cases) == 38
+    assert len(fast_dllm_cases) == 38 and len(elastic_cases) == 15
 
 
 def options(case: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +42,11 @@ def options(case: dict[str, Any]) -> dict[str, Any]:
 
 def run(case: dict[str, Any], name: str, sets: dict[str, Any], dtype: str = "float32") -> tuple[Run, list[Any]]:
     """The run, and per pass the kept positions of each layer and key head."""
-    args = {k: v for k, v in case["args"].items() if k in ("gen_length", "block_length", "steps", "threshold")}
+    names = {"gen_length": "gen_length", "block_length": "block_length", "steps": "steps", "threshold": "threshold"}
+    names["tokens_per_iter"] = "tokens_per_pass"
+    args = {names[k]: v for k, v in case["args"].items() if k in names}
+    if args.get("threshold") is not None:
+        args.pop("tokens_per_pass", None)
     loaded = model(f"{NAME}/{case['model']}", dtype)
     settings = DecodeSettings.make({**args, "eos_stop": False}, "llada")
     canvas = Canvas.make(case["prompt_ids"], settings, loaded.config, loaded.network.device)
@@ -86,3 +92,16 @@ def check(case: dict[str, Any], done: Run, kept: list[Any]) -> None:
 def test_fast_dllm(case: dict[str, Any], literal: bool) -> None:
     sets = {**options(case), "fast_dllm.mode": case["method"], "wavefilter.literal": literal}
     check(case, *run(case, "fast_dllm+wavefilter", sets))
+
+
+@pytest.mark.parametrize("case", elastic_cases, ids=lambda c: c["id"])
+def test_elastic_cache(case: dict[str, Any]) -> None:
+    args = case["args"]
+    sets = {**options(case), "window": args["window_length"], "gamma": args["gamma"], "track": args["track_num"]}
+    done, kept = run(case, "elastic_cache+wavefilter", sets)
+    check(case, done, kept)
+    for one, wanted in zip(done.passes, case["steps"], strict=True):
+        assert one.rows == wanted["query_len"]
+        assert one.method["track"] == wanted["track"]
+        assert one.method["trigger_layer"] == wanted["trigger_layer"]
+        assert one.method["sims"] == pytest.approx(wanted["sims"], abs=1e-4)

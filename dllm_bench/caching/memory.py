@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dllm_bench.caching.part import Part
@@ -83,6 +83,16 @@ class Memory(Part):
         if self.lower is not None:
             self.lower.begin_pass(window, refresh)
 
+    def begin_refresh(self, layer: int) -> None:
+        """In the middle of a pass: from `layer` on it computes all rows, and those layers are refreshed."""
+        if self.lower is not None:
+            self.lower.begin_refresh(layer)
+
+    def require(self, positions: Sequence[int]) -> None:
+        """Positions that queries must be able to read, until the next call names others."""
+        if self.lower is not None:
+            self.lower.require(positions)
+
     @abstractmethod
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         """Keeps fresh keys (before RoPE) and values [B, Hkv, M, d] of `rows`."""
@@ -100,6 +110,26 @@ class Memory(Part):
         first [B, Hkv, n], for memories above. A memory that would have to make `whole` reads only these."""
         k, v = self.whole(layer)
         return gather_runs(k, first, run), gather_runs(v, first, run)
+
+    def scores(self, layer: int, q: Tensor) -> Tensor:
+        """Scaled products of a few queries q [B, H, m, d] (after RoPE) with the keys held now, float32 [B, H, m, N]."""
+        return self.network.scores(q, [self.whole(layer)[0]])
+
+    def weights(self, layer: int, scores: Tensor) -> Tensor:
+        """Scores, of this or an earlier moment, to attention over what the last `read` of the layer gave; 0 elsewhere.
+
+        A method that compares the attention from before and after a write takes the scores before it, and the weights
+        of both after the read: so the two are over the same keys.
+        """
+        return torch.softmax(scores, dim=-1)
+
+    def attention_rows(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of a few queries q [B, H, m, d] over what the last `read` gave, float32 [B, H, m, N]."""
+        return self.weights(layer, self.scores(layer, q))
+
+    def readable(self, layer: int) -> Tensor | None:
+        """Ascending positions that the last `read` of the layer gave to at least one head; None: all."""
+        return None
 
     def end_pass(self) -> None:
         """The pass is over; in a refresh, all layers were written."""

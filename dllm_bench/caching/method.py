@@ -10,6 +10,7 @@ from dllm_bench.caching.memory import DenseMemory, Memory
 from dllm_bench.caching.part import Part
 from dllm_bench.caching.request import Request
 from dllm_bench.caching.rows import Rows
+from dllm_bench.decoding.windows import Blocks
 from dllm_bench.lazy import LazyModule
 from dllm_bench.options import Options
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dllm_bench.decoding.canvas import Canvas
     from dllm_bench.decoding.settings import DecodeSettings
-    from dllm_bench.decoding.windows import Window
+    from dllm_bench.decoding.windows import Window, Windows
 else:
     torch = LazyModule("torch")
 
@@ -41,10 +43,12 @@ class Method(Part):
 
     Attributes:
         by_blocks: it refreshes per block, so Dream's schedules run in their block version.
+        slides: its window slides over the masks instead (see `windows`), so Dream's threshold needs no budget.
         keeps_cache: it keeps keys and values between passes, so memories can be stacked on it.
     """
 
     by_blocks: ClassVar[bool] = False
+    slides: ClassVar[bool] = False
     keeps_cache: ClassVar[bool] = True
 
     def __init__(self, options: Options | None = None, memory: Memory | None = None) -> None:
@@ -64,6 +68,11 @@ class Method(Part):
     def pass_limit(self, settings: DecodeSettings) -> int | None:
         """Passes after which a block ends although masks are left; None: no such limit."""
         return None
+
+    def windows(self, canvas: Canvas, settings: DecodeSettings, limit: int | None) -> Windows:
+        """Which masks each pass may commit; by default blocks, which end after `limit` passes at the latest."""
+        assert settings.block_length is not None
+        return Blocks(canvas, settings.block_length, settings.steps_per_block, limit)
 
     def begin(self, request: Request) -> None:
         """A request starts."""

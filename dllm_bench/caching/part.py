@@ -38,6 +38,7 @@ METHODS: Registry[Part] = Registry(
     {
         "baseline": "dllm_bench.methods.baseline:Baseline",
         "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
+        "elastic_cache": "dllm_bench.methods.elastic_cache:ElasticCache",
         "wavefilter": "dllm_bench.methods.wavefilter:WaveFilter",
         "wavefilter_tuned": "dllm_bench.methods.wavefilter:WaveFilterTuned",
     },

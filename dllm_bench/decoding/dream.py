@@ -22,13 +22,17 @@ __all__ = ["dream_rule"]
 _MEASURES = {"topk_margin": "margin", "entropy": "entropy"}
 
 
-def dream_rule(settings: DecodeSettings, mask_id: int, generator: torch.Generator, whole: bool) -> CommitRule:
-    """The rule of `settings.alg`, for one window over the whole response or for blocks."""
+def dream_rule(
+    settings: DecodeSettings, mask_id: int, generator: torch.Generator, whole: bool, slides: bool = False
+) -> CommitRule:
+    """The rule of `settings.alg`, for one window over the whole response (which may slide) or for blocks."""
     sampler = DreamSampler(settings, mask_id, generator, settings.confidence_dtype == "float64")
     assert settings.alg is not None
-    if whole:
+    if whole or slides:
         sampler.measure = _MEASURES.get(settings.alg, "probability")
         rules: dict[str, type[_DreamRule]] = {"origin": _Origin, "confidence_threshold": _CarriedThreshold}
+        if slides:
+            rules["confidence_threshold"] = _PlainThreshold
         return rules.get(settings.alg, _Schedule)(sampler, settings)
     if settings.alg == "confidence_threshold":
         return _BlockThreshold(sampler, settings)
@@ -63,12 +67,21 @@ class _DreamRule(CommitRule):
         if number == 0:
             return Decision([], torch.empty(0, dtype=torch.long))
         tokens, confidence = self.sampler(logits)
+        number = min(number, len(positions))
         heat = self._settings.alg_temp
         if heat > 0:
             weights = torch.softmax(confidence / heat, dim=-1)
             chosen = torch.multinomial(weights, number, generator=self.sampler.generator).tolist()
         else:
             chosen = confidence.argsort(descending=True, stable=True)[:number].tolist()
+        return Decision([positions[i] for i in chosen], tokens[chosen])
+
+    def _sure(self, positions: tuple[int, ...], logits: Tensor) -> Decision:
+        """Every token that reaches the threshold, and the best one always."""
+        assert self._settings.threshold is not None
+        tokens, confidence = self.sampler(logits)
+        ordered, order = confidence.sort(descending=True, stable=True)
+        chosen = order[: max(1, int((ordered >= self._settings.threshold).sum()))].tolist()
         return Decision([positions[i] for i in chosen], tokens[chosen])
 
 
@@ -79,7 +92,7 @@ class _Schedule(_DreamRule):
         return steps
 
     def decide(self, window: Window, positions: tuple[int, ...], logits: Tensor) -> Decision:
-        return self._take(positions, logits, self._share(window, len(positions)))
+        return self._take(positions, logits, self._share(window, window.masks))
 
 
 class _Origin(_DreamRule):
@@ -122,6 +135,13 @@ class _CarriedThreshold(_DreamRule):
         return Decision([positions[i] for i in chosen], tokens[chosen])
 
 
+class _PlainThreshold(_DreamRule):
+    """confidence_threshold without a budget, in a window that slides."""
+
+    def decide(self, window: Window, positions: tuple[int, ...], logits: Tensor) -> Decision:
+        return self._sure(positions, logits)
+
+
 class _BlockRule(_DreamRule):
     """Fast-dLLM's block version: the refresh pass commits the block's first token alone, by argmax."""
 
@@ -138,14 +158,10 @@ class _BlockRule(_DreamRule):
 
 
 class _BlockThreshold(_BlockRule):
-    """Every masked token of the block that reaches the threshold, and the best one always."""
+    """confidence_threshold among the block's own candidates."""
 
     def later(self, window: Window, positions: tuple[int, ...], logits: Tensor) -> Decision:
-        assert self._settings.threshold is not None
-        tokens, confidence = self.sampler(logits)
-        ordered, order = confidence.sort(descending=True, stable=True)
-        chosen = order[: max(1, int((ordered >= self._settings.threshold).sum()))].tolist()
-        return Decision([positions[i] for i in chosen], tokens[chosen])
+        return self._sure(positions, logits)
 
 
 class _BlockSchedule(_BlockRule):

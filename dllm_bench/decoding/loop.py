@@ -13,7 +13,7 @@ from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.rules import CommitRule, Decision, make_rule
 from dllm_bench.decoding.sampling import private_generator
 from dllm_bench.decoding.settings import DecodeSettings
-from dllm_bench.decoding.windows import Blocks, Window
+from dllm_bench.decoding.windows import Window
 from dllm_bench.lazy import LazyModule
 from dllm_bench.models.counters import Counters
 
@@ -70,12 +70,11 @@ def denoise(
     streams = _Streams(network, canvas, make_method, settings)
     rule = _rule(network, settings, streams.method)
     limits = [n for n in (streams.method.pass_limit(settings), rule.limit(settings.steps_per_block)) if n is not None]
-    assert settings.block_length is not None
-    blocks = Blocks(canvas, settings.block_length, settings.steps_per_block, min(limits, default=None))
+    windows = streams.method.windows(canvas, settings, min(limits, default=None))
     try:
         with torch.inference_mode():
             run.clock.begin()
-            while (window := blocks.next()) is not None:
+            while (window := windows.next()) is not None:
                 _step(run, streams, rule, window, settings, on_pass)
             run.clock.end()
     finally:
@@ -86,7 +85,7 @@ def denoise(
 def _rule(network: Network, settings: DecodeSettings, method: Method) -> CommitRule:
     whole = settings.blocks == 1 and not method.by_blocks
     generator = private_generator(settings.seed, network.device)
-    return make_rule(settings, network.config.mask_id, generator, network.config.family, whole)
+    return make_rule(settings, network.config.mask_id, generator, network.config.family, whole, method.slides)
 
 
 def _step(

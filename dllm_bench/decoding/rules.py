@@ -67,7 +67,7 @@ class Quota(ConfidenceRule):
 
     def count(self, window: Window, ordered: Tensor) -> int:
         if window.step == 0:
-            self._plan = split_evenly(len(window.inner), window.steps)
+            self._plan = split_evenly(window.masks, window.steps)
         return self._plan[window.step] if window.step < len(self._plan) else 1
 
 
@@ -118,17 +118,23 @@ def split_evenly(tokens: int, steps: int) -> list[int]:
 
 
 def make_rule(
-    settings: DecodeSettings, mask_id: int, generator: torch.Generator, family: str, whole: bool
+    settings: DecodeSettings,
+    mask_id: int,
+    generator: torch.Generator,
+    family: str,
+    whole: bool,
+    slides: bool = False,
 ) -> CommitRule:
     """The rule that the settings name.
 
     Args:
         whole: Dream's schedules run over the whole response at once, instead of block by block.
+        slides: the window slides, so nothing but the window bounds what a threshold commits.
     """
     if settings.alg is not None:
         from dllm_bench.decoding.dream import dream_rule
 
-        return dream_rule(settings, mask_id, generator, whole)
+        return dream_rule(settings, mask_id, generator, whole, slides)
     float64 = settings.confidence_dtype == "float64" or (settings.confidence_dtype == "auto" and family != "dream")
     sampler = LladaSampler(settings, mask_id, generator, float64)
     if settings.tokens_per_pass is not None:

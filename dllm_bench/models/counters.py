@@ -17,6 +17,7 @@ class Counters:
         row_layers: rows x layers that went through the FFN, over all streams.
         projected_rows: rows x layers for which at least one of q, k, v was computed.
         attended_rows: query rows x layers that attention ran for.
+        weight_rows: query rows x layers whose attention weights were computed as such, beside the attention.
         head_rows: rows for which logits were computed.
         selections: times a memory chose a subset of its keys.
         kept_keys, seen_keys: keys (over key heads) that filtered reads kept, out of those the filter chose among.
@@ -28,6 +29,7 @@ class Counters:
     row_layers: int = 0
     projected_rows: int = 0
     attended_rows: int = 0
+    weight_rows: int = 0
     head_rows: int = 0
     selections: int = 0
     kept_keys: int = 0

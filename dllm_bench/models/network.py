@@ -125,12 +125,17 @@ class Network:
         out: Tensor = F.scaled_dot_product_attention(folded, k, v, attn_mask=_joint_bias(parts))
         return out.view(b, h, m, d) if h != k.shape[1] else out
 
+    def scores(self, q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+        """Scaled products of a few named queries q [B, H, M, d] and keys [B, Hkv, T, d]: float32 [B, H, M, T]."""
+        k = keys[0] if len(keys) == 1 else torch.cat(list(keys), dim=2)
+        self.counters.weight_rows += q.shape[0] * q.shape[2]
+        b, h, m, d = q.shape
+        products = (q.reshape(b, k.shape[1], -1, d) @ k.transpose(-1, -2)).float()
+        return products.mul_(d**-0.5).view(b, h, m, -1)
+
     def attention_rows(self, q: Tensor, keys: Sequence[Tensor]) -> Tensor:
         """Softmax rows of a few named queries q [B, H, M, d] over keys [B, Hkv, T, d]: float32 [B, H, M, T]."""
-        k = keys[0] if len(keys) == 1 else torch.cat(list(keys), dim=2)
-        b, h, m, d = q.shape
-        scores = q.reshape(b, k.shape[1], -1, d) @ k.transpose(-1, -2)
-        return torch.softmax(scores.float() * d**-0.5, dim=-1).view(b, h, m, -1)
+        return torch.softmax(self.scores(q, keys), dim=-1)
 
     def out(self, layer: int, o: Tensor) -> Tensor:
         """Attention output [B, H, M, d] to the attention branch [B, M, D], to be added to the residual."""

@@ -1,0 +1,285 @@
+"""From rows to the numbers of the leaderboard: who is compared with whom, and the ratios of sums."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from dllm_bench.reporting.statistics import Interval, mean_interval, ratio, ratio_interval
+from dllm_bench.running.measure import percentile
+from dllm_bench.running.schema import FAILED
+
+__all__ = ["BASELINE", "COLUMNS_READ", "Cell", "Entry", "Section", "Setting", "leaderboard"]
+
+Row = Mapping[str, Any]
+
+BASELINE = "baseline"
+"""The method that speed-ups refer to."""
+
+_SHOWN = ("model", "task", "dtype", "device_type", "device_name", "threads")
+_HIDDEN = (
+    "model_revision",
+    "model_fingerprint",
+    "rope_scaling",
+    "codec",
+    "task_version",
+    "task_options",
+    "package_version",
+)
+_PARTS = ("tokenisation", "dense", "partial", "commit")
+_MEASURES = (
+    *("status", "score", "useful_tokens", "canvas_tokens", "decode_seconds", "nfe", "dense_passes", "row_layers"),
+    *("first_commit_seconds", "first_block_seconds", "pass_seconds", "cache_bytes_peak", "memory_peak_bytes"),
+    *("actual_ctx", "beyond_max_positions", "needle_depths"),
+    *(f"{part}_seconds" for part in _PARTS),
+)
+_IDENTITY = ("method", "method_options", "decode_settings")
+_SAMPLE = ("subset", "seed", "index", "prompt_hash")
+
+COLUMNS_READ = (*_SHOWN, *_HIDDEN, *_IDENTITY, "method_label", *_SAMPLE, "nominal_ctx", *_MEASURES)
+"""Columns of the store that the leaderboard and the figures read."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What has to be equal for results to stand in one table: model, task, data type, hardware and versions.
+
+    `marks` names what else tells this setting from others that look the same, such as the model's fingerprint.
+    """
+
+    model: str
+    task: str
+    dtype: str
+    hardware: str
+    marks: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return " · ".join((self.model, self.task, self.dtype, self.hardware, *self.marks))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method in one cell. Rates are ratios of sums; a number that nothing was measured for is None.
+
+    Attributes:
+        n: samples with a score; `failed`: samples that ran out of memory, raised, or kept masks (these score 0).
+        accuracy: mean score in 0..1 with its 95 % interval.
+        speedup: decode seconds of the baseline over those of this method, both summed over the `speedup_samples`
+            samples that both of them ran.
+        speedup_same_decode: whether that baseline ran with the same decode settings.
+        seconds: means per sample of the parts "tokenisation" (outside of decoding), "dense", "partial" and "commit".
+        nfe, dense_passes, row_layers: means per sample; first_commit_seconds, first_block_seconds: medians.
+        pass_p50_seconds, pass_p95_seconds: percentiles over all passes of all samples.
+        cache_bytes_peak, memory_peak_bytes: largest of all samples.
+    """
+
+    label: str
+    method: str
+    options: Mapping[str, Any]
+    decode: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    n: int
+    failed: int
+    accuracy: float | None
+    accuracy_interval: Interval | None
+    actual_ctx: float | None
+    useful_tokens_per_second: float | None
+    useful_tokens_per_second_interval: Interval | None
+    canvas_tokens_per_second: float | None
+    speedup: float | None
+    speedup_samples: int
+    speedup_same_decode: bool
+    nfe: float | None
+    dense_passes: float | None
+    row_layers: float | None
+    seconds: Mapping[str, float | None]
+    first_commit_seconds: float | None
+    first_block_seconds: float | None
+    pass_p50_seconds: float | None
+    pass_p95_seconds: float | None
+    cache_bytes_peak: int | None
+    memory_peak_bytes: int | None
+    beyond_max_positions: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The entries of one context length; `subset` is None where all subsets are taken together."""
+
+    ctx: int | None
+    subset: str | None
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """All cells of one setting, by context length and subset."""
+
+    setting: Setting
+    cells: tuple[Cell, ...]
+    subsets: tuple[str, ...]
+
+
+def leaderboard(rows: Iterable[Row], *, by_subset: bool = False) -> list[Section]:
+    """The sections of `rows`, which hold COLUMNS_READ.
+
+    Subsets are taken together where all methods of a cell ran the same ones, else (and with `by_subset`) apart.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[_setting_key(row)].append(row)
+    order = sorted(groups, key=lambda key: tuple(str(part) for part in key))
+    return [_section(key, groups[key], order, by_subset) for key in order]
+
+
+def _setting_key(row: Row) -> tuple[Any, ...]:
+    # the number of threads belongs to a CPU; for an accelerator it only feeds the device
+    threads = row["threads"] if row["device_type"] == "cpu" else None
+    return (*(row[name] for name in _SHOWN[:-1]), threads, *(row[name] for name in _HIDDEN))
+
+
+def _section(key: tuple[Any, ...], rows: Sequence[Row], keys: Sequence[tuple[Any, ...]], by_subset: bool) -> Section:
+    cells: dict[tuple[int | None, str | None], list[Row]] = defaultdict(list)
+    for row in rows:
+        cells[row["nominal_ctx"], None].append(row)
+    for (ctx, _), members in list(cells.items()):
+        ran: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+        for row in members:
+            ran[_identity(row)].add(row["subset"])
+        if by_subset or len({frozenset(subsets) for subsets in ran.values()}) > 1:
+            del cells[ctx, None]
+            for row in members:
+                cells[ctx, row["subset"]].append(row)
+    labels = _labels(rows)
+    order = sorted(cells, key=lambda cell: (cell[0] or 0, cell[1] or ""))
+    made = tuple(Cell(ctx, subset, _entries(cells[ctx, subset], labels)) for ctx, subset in order)
+    return Section(_setting(key, keys), made, tuple(sorted({row["subset"] for row in rows})))
+
+
+def _setting(key: tuple[Any, ...], keys: Sequence[tuple[Any, ...]]) -> Setting:
+    model, task, dtype, device_type, device_name, threads = key[: len(_SHOWN)]
+    hardware = device_name or device_type
+    if threads:
+        hardware += f", {threads} thread{'s' if threads > 1 else ''}"
+    alike = [other for other in keys if other[: len(_SHOWN)] == key[: len(_SHOWN)]]
+    marks = []
+    for place, name in enumerate(_HIDDEN, start=len(_SHOWN)):
+        if len({other[place] for other in alike}) > 1 or (name == "rope_scaling" and key[place]):
+            value = str(key[place])
+            marks.append(f"{name} {value[:10] if name in ('model_fingerprint', 'codec') else value}")
+    return Setting(model, task, dtype, hardware, tuple(marks))
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in _IDENTITY)
+
+
+def _labels(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
+    """A label per method and settings; equal labels get what tells them apart in brackets."""
+    groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        facts = {**json.loads(row["method_options"]), **json.loads(row["decode_settings"])}
+        groups[row["method_label"]][_identity(row)] = facts
+    labels = {}
+    for label, members in groups.items():
+        names = {name for facts in members.values() for name in facts}
+        telling = [n for n in sorted(names) if len({json.dumps(f.get(n)) for f in members.values()}) > 1]
+        for identity, facts in members.items():
+            told = ", ".join(f"{name}={facts.get(name)}" for name in telling)
+            labels[identity] = f"{label} [{told}]" if told else label
+    return labels
+
+
+def _entries(rows: Sequence[Row], labels: Mapping[tuple[Any, ...], str]) -> tuple[Entry, ...]:
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[_identity(row)].append(row)
+    baselines = {identity: members for identity, members in groups.items() if identity[0] == BASELINE}
+    entries = [_entry(identity, members, baselines, labels[identity]) for identity, members in groups.items()]
+    return tuple(sorted(entries, key=_rank))
+
+
+def _rank(entry: Entry) -> tuple[Any, ...]:
+    """The baseline first, then by accuracy, then by speed."""
+    speed = entry.useful_tokens_per_second
+    return entry.method != BASELINE, -(entry.accuracy or 0), -(speed or 0), entry.label
+
+
+def _entry(identity: tuple[Any, ...], rows: list[Row], baselines: Mapping[Any, list[Row]], label: str) -> Entry:
+    scores = _known(rows, "score")
+    useful, canvas = _timed(rows, "useful_tokens"), _timed(rows, "canvas_tokens")
+    speedup, shared, same = _speedup(identity, rows, baselines)
+    passes = [seconds for row in rows for seconds in row["pass_seconds"] or ()]
+    contexts = _known(rows, "actual_ctx")
+    return Entry(
+        label=label,
+        method=identity[0],
+        options=json.loads(identity[1]),
+        decode=json.loads(identity[2]),
+        rows=tuple(rows),
+        n=len(scores),
+        failed=sum(row["status"] in FAILED for row in rows),
+        accuracy=_mean(scores),
+        accuracy_interval=mean_interval(scores),
+        actual_ctx=_mean(contexts),
+        useful_tokens_per_second=ratio(*useful),
+        useful_tokens_per_second_interval=ratio_interval(*useful),
+        canvas_tokens_per_second=ratio(*canvas),
+        speedup=speedup,
+        speedup_samples=shared,
+        speedup_same_decode=same,
+        nfe=_mean(_known(rows, "nfe")),
+        dense_passes=_mean(_known(rows, "dense_passes")),
+        row_layers=_mean(_known(rows, "row_layers")),
+        seconds={part: _mean(_known(rows, f"{part}_seconds")) for part in _PARTS},
+        first_commit_seconds=percentile(_known(rows, "first_commit_seconds"), 50),
+        first_block_seconds=percentile(_known(rows, "first_block_seconds"), 50),
+        pass_p50_seconds=percentile(passes, 50),
+        pass_p95_seconds=percentile(passes, 95),
+        cache_bytes_peak=max(_known(rows, "cache_bytes_peak"), default=None),
+        memory_peak_bytes=max(_known(rows, "memory_peak_bytes"), default=None),
+        beyond_max_positions=any(row["beyond_max_positions"] for row in rows),
+    )
+
+
+def _known(rows: Iterable[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows if row[name] is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _timed(rows: Iterable[Row], name: str) -> tuple[list[float], list[float]]:
+    """Values of `name` and the decode seconds of the samples that have both."""
+    both = [r for r in rows if r[name] is not None and r["decode_seconds"] is not None]
+    return [r[name] for r in both], [r["decode_seconds"] for r in both]
+
+
+def _speedup(
+    identity: tuple[Any, ...], rows: Sequence[Row], baselines: Mapping[Any, list[Row]]
+) -> tuple[float | None, int, bool]:
+    """(speed-up, shared samples, whether the baseline has the same decode settings).
+
+    The baseline with the same decode settings if there is one with common samples, else the one with most of them.
+    """
+    mine = _seconds(rows)
+    best: tuple[bool, int, float | None] = (True, 0, None)
+    found = False
+    for other, members in baselines.items():
+        theirs = _seconds(members)
+        shared = sorted(mine.keys() & theirs.keys(), key=str)
+        same = other[2] == identity[2]
+        value = ratio([theirs[s] for s in shared], [mine[s] for s in shared])
+        if value is not None and (not found or (same, len(shared)) > best[:2]):
+            best, found = (same, len(shared), value), True
+    return best[2], best[1], best[0]
+
+
+def _seconds(rows: Iterable[Row]) -> dict[tuple[Any, ...], float]:
+    return {tuple(r[n] for n in _SAMPLE): r["decode_seconds"] for r in rows if r["decode_seconds"] is not None}

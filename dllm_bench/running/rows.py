@@ -1,0 +1,91 @@
+"""The columns of a row that come from a sample and from its decoded response."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.running.measure import percentile
+from dllm_bench.running.task import Sample, Task
+
+if TYPE_CHECKING:
+    from dllm_bench.api import Generation
+
+__all__ = ["answer_columns", "generation_columns", "sample_columns"]
+
+
+def sample_columns(sample: Sample, max_positions: int) -> dict[str, Any]:
+    """What was asked. A needle's depth is the task's own figure, or else its place in the prompt in percent."""
+    needles = sample.spans.get("needle", ())
+    length = len(sample.prompt_ids)
+    depths = sample.meta.get("needle_depths")
+    if depths is None and needles:
+        depths = [100 * start / max(1, length - (end - start)) for start, end in needles]
+    return {
+        "prompt_hash": hashlib.sha256(array("q", sample.prompt_ids).tobytes()).hexdigest()[:32],
+        "prompt_tokens": length,
+        "actual_ctx": sample.actual_ctx,
+        "beyond_max_positions": sample.actual_ctx > max_positions,
+        "references": list(sample.references),
+        "needle_depths": None if depths is None else [float(depth) for depth in depths],
+        "needle_starts": [start for start, _ in needles] or None,
+        "needle_ends": [end for _, end in needles] or None,
+        "sample_meta": _json(sample.meta),
+    }
+
+
+def generation_columns(made: Generation) -> dict[str, Any]:
+    """What the response cost."""
+    passes = [seconds for _, seconds in made.pass_seconds]
+    counters = made.counters
+    return {
+        "output_ids": list(made.output_ids),
+        "masks_left": made.masks_left,
+        "useful_tokens": made.useful_tokens,
+        "canvas_tokens": made.canvas_tokens,
+        "nfe": made.nfe,
+        "dense_passes": made.dense_passes,
+        "row_layers": made.row_layers,
+        "projected_rows": counters.projected_rows,
+        "attended_rows": counters.attended_rows,
+        "head_rows": counters.head_rows,
+        "selections": counters.selections,
+        "decode_seconds": made.seconds.get("total"),
+        "dense_seconds": made.seconds.get("dense"),
+        "partial_seconds": made.seconds.get("partial"),
+        "commit_seconds": made.seconds.get("commit"),
+        "first_commit_seconds": made.first_commit_seconds,
+        "first_block_seconds": made.first_block_seconds,
+        "pass_seconds": passes,
+        "pass_p50_seconds": percentile(passes, 50),
+        "pass_p95_seconds": percentile(passes, 95),
+        "cache_bytes_peak": made.cache_bytes_peak,
+        "cache_bytes": _json(made.cache_bytes),
+    }
+
+
+def answer_columns(task: Task, sample: Sample, made: Generation) -> dict[str, Any]:
+    """The text, its score, and the status. An answer with masks left scores 0: it is no answer."""
+    text = task.codec.decode(made.output_ids[: made.useful_tokens])
+    cut = _cut(text, sample.until)
+    if cut != text:
+        stopped = "stop_string"
+    else:
+        stopped = "eos" if made.useful_tokens < made.canvas_tokens else "length"
+    if made.masks_left:
+        error = f"{made.masks_left} masks were left in the answer"
+        return {"text": cut, "stopped_by": None, "score": 0.0, "status": "masks_left", "error": error}
+    return {"text": cut, "stopped_by": stopped, "score": float(task.score(sample, cut)), "status": "ok"}
+
+
+def _cut(text: str, until: Sequence[str]) -> str:
+    """The text before the first stop string."""
+    places = [place for place in (text.find(stop) for stop in until if stop) if place >= 0]
+    return text[: min(places)] if places else text
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(dict(value), sort_keys=True, ensure_ascii=False, default=list)

@@ -1,0 +1,181 @@
+"""The loop over cells and samples: does what is missing, one durable row at a time."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dllm_bench.decoding.settings import DecodeSettings
+from dllm_bench.errors import UserError
+from dllm_bench.running.environment import Environment
+from dllm_bench.running.measure import MemoryPeak, is_out_of_memory, release_memory
+from dllm_bench.running.rows import answer_columns, generation_columns, sample_columns
+from dllm_bench.running.schema import RETRIED
+from dllm_bench.running.spec import RunSpec
+from dllm_bench.running.store import Store
+from dllm_bench.running.task import Sample, Task
+
+if TYPE_CHECKING:
+    from dllm_bench.api import Generation
+    from dllm_bench.models.hub import Model
+
+__all__ = ["Cell", "Events", "Runner", "warm_up_settings"]
+
+Generate = Callable[..., "Generation"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A spec with the number of its samples: indices 0 to samples - 1."""
+
+    spec: RunSpec
+    samples: int
+
+    @property
+    def keys(self) -> dict[int, str]:
+        """Index -> key."""
+        return {index: self.spec.key(index) for index in range(self.samples)}
+
+
+class Events(Protocol):
+    """What a runner tells while it works."""
+
+    def begin(self, cell: Cell, missing: int) -> None:
+        """A cell begins; `missing` of its samples have to be computed."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A sample's row is in the store."""
+
+    def end(self, cell: Cell) -> None:
+        """All samples of the cell are in the store."""
+
+    def warn(self, message: str) -> None:
+        """Something that the user should know, one line."""
+
+
+class Runner:
+    """Runs cells of one model and one task into a store.
+
+    Args:
+        generate: `dllm_bench.generate` or a stand-in with its interface.
+    """
+
+    def __init__(
+        self, model: Model, task: Task, store: Store, generate: Generate, environment: Environment, events: Events
+    ) -> None:
+        self.model, self.task, self.store = model, task, store
+        self.generate, self.environment, self.events = generate, environment, events
+        self._written = 0
+        self._warned = False
+
+    def run(self, cells: Sequence[Cell], *, fresh: bool = False) -> int:
+        """Computes the samples that the store lacks or that have to be retried; returns how many were computed.
+
+        With `fresh` the rows of these cells are dropped first. Raises UserError, before anything is written, where
+        the request cannot be met.
+        """
+        missing = self._missing(cells, fresh)
+        firsts = [self._sample(cell.spec, todo[0]) if todo else None for cell, todo in zip(cells, missing, strict=True)]
+        for cell, todo, first in zip(cells, missing, firsts, strict=True):
+            self.events.begin(cell, len(todo))
+            if first is not None:
+                self._warm_up(cell.spec, first[0])
+            if fresh and cell is cells[0]:
+                # only now that the first warm-up has shown that the request can be met
+                self.store.drop({key for one in cells for key in one.keys.values()})
+            for place, index in enumerate(todo):
+                row = self._row(cell.spec, index, first if place == 0 else None)
+                self.store.append(row)
+                self._written += 1
+                self.events.row(row)
+            self.events.end(cell)
+        return self._written
+
+    def _missing(self, cells: Sequence[Cell], fresh: bool) -> list[list[int]]:
+        kept = {} if fresh else self.store.statuses()
+        done = {key for key, status in kept.items() if status not in RETRIED}
+        return [[index for index, key in cell.keys.items() if key not in done] for cell in cells]
+
+    def _sample(self, spec: RunSpec, index: int) -> tuple[Sample, float]:
+        """The sample and the seconds that it took to make."""
+        begin = time.perf_counter()
+        sample = self.task.sample(spec.subset, index, ctx=spec.ctx, gen_length=spec.gen_length, seed=spec.seed)
+        return sample, time.perf_counter() - begin
+
+    def _warm_up(self, spec: RunSpec, sample: Sample) -> None:
+        """A short generation outside of all clocks, for kernels and allocators. Its failures show in the rows."""
+        try:
+            self.generate(
+                self.model,
+                sample.prompt_ids,
+                method=spec.method,
+                decode=warm_up_settings(spec.decode, spec.model_family),
+            )
+        except UserError:
+            if not self._written:
+                raise
+        except Exception:
+            release_memory(spec.device_type)
+
+    def _row(self, spec: RunSpec, index: int, made: tuple[Sample, float] | None) -> dict[str, Any]:
+        decode = spec.sample_decode(index)
+        row = {
+            **spec.columns(),
+            **self.environment.columns(),
+            "key": spec.key(index),
+            "index": index,
+            "decode_seed": decode.seed,
+            "started_at": dt.datetime.now(dt.UTC),
+        }
+        try:
+            sample, seconds = made or self._sample(spec, index)
+            row["tokenisation_seconds"] = seconds
+            row.update(sample_columns(sample, self.model.max_positions))
+            self._check_positions(row)
+            row.update(self._answer(spec, sample, decode))
+        except UserError as error:
+            if not self._written:
+                raise
+            row.update(status="error", error=str(error))
+        except Exception as error:
+            # one sample that fails must not end a run of hours: the row tells, and a rerun tries it again
+            row.update(status="oom" if is_out_of_memory(error) else "error", error=_message(error))
+        if row["status"] == "oom":
+            release_memory(spec.device_type)
+        return row
+
+    def _answer(self, spec: RunSpec, sample: Sample, decode: DecodeSettings) -> dict[str, Any]:
+        memory = MemoryPeak(spec.device_type)
+        memory.start()
+        made = self.generate(self.model, sample.prompt_ids, method=spec.method, decode=decode)
+        peak = memory.stop()
+        kind = memory.kind if peak is not None else None
+        columns = {"memory_peak_bytes": peak, "memory_peak_kind": kind, **generation_columns(made)}
+        return {**columns, **answer_columns(self.task, sample, made)}
+
+    def _check_positions(self, row: Mapping[str, Any]) -> None:
+        if row["beyond_max_positions"] and not self._warned:
+            self._warned = True
+            self.events.warn(
+                f"contexts of {row['actual_ctx']} tokens are beyond the {self.model.max_positions} positions that "
+                f"{self.model.name} is made for: expect poor answers (column beyond_max_positions)"
+            )
+
+
+def warm_up_settings(decode: DecodeSettings, family: str) -> DecodeSettings:
+    """Settings for one block in two passes where the commit rule allows it: the real shapes, little time."""
+    block = decode.block_length or 1
+    values = {**decode.as_dict(), "gen_length": block, "block_length": block, "steps": 2 if block % 2 == 0 else 1}
+    if decode.alg is None:
+        values.update(threshold=None, factor=None, tokens_per_pass=None)
+    try:
+        return DecodeSettings.make({name: value for name, value in values.items() if value is not None}, family)
+    except UserError:
+        return decode
+
+
+def _message(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]

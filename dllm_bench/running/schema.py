@@ -1,0 +1,232 @@
+"""The schema of a result row: one table of columns, from which the parquet schema and docs/schema.md are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "COLUMNS",
+    "FAILED",
+    "RETRIED",
+    "SCHEMA_VERSION",
+    "STATUSES",
+    "Column",
+    "arrow_schema",
+    "markdown",
+    "new_row",
+]
+
+SCHEMA_VERSION = 1
+"""Grows by one with every change that a reader must know of."""
+
+STATUSES = {
+    "ok": "the sample was answered and scored",
+    "masks_left": "masks were left in the answer: the score is 0",
+    "oom": "the device or the host ran out of memory: no score",
+    "error": "an exception, kept in `error`: no score",
+}
+FAILED = ("masks_left", "oom", "error")
+RETRIED = ("oom", "error")
+"""Statuses that a rerun computes again; masks that were left would be left again."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its parquet type (`list<…>` for lists), whether a row may lack it, and what it holds."""
+
+    name: str
+    type: str
+    text: str
+    nullable: bool = True
+
+
+def _group(*columns: tuple[str, str, str]) -> tuple[Column, ...]:
+    """Columns from (name, type, text); a type that ends in `!` is never null."""
+    return tuple(Column(name, kind.rstrip("!"), text, not kind.endswith("!")) for name, kind, text in columns)
+
+
+GROUPS: Mapping[str, tuple[Column, ...]] = {
+    "Row": _group(
+        ("key", "string!", "hash of everything that decides the answer (marked • below); one row per key"),
+        ("schema_version", "int64!", "version of this schema"),
+        (
+            "started_at",
+            "timestamp!",
+            "UTC time at which the sample was begun; of rows with one key the last counts",
+        ),
+        ("status", "string!", "how the sample ended, see below"),
+        ("error", "string", "message of the exception; null where there was none"),
+    ),
+    "Spec": _group(
+        ("model", "string!", "model as it was asked for"),
+        ("model_revision", "string", "revision of the model on its hub; null for a local one"),
+        ("model_fingerprint", "string!", "• hash of the model's config and weight files"),
+        ("model_family", "string!", "family of the network"),
+        ("dtype", "string!", "• data type of weights and activations"),
+        ("rope_scaling", "string", "• scaling of the rotary positions, as JSON; null for none"),
+        ("chat_template", "string", "chat template as it was asked for; null for none"),
+        ("codec", "string!", "• hash of tokenizer and chat template"),
+        ("method", "string!", "• canonical name of the cache method"),
+        ("method_label", "string!", "short name of the method with the options that differ from its defaults"),
+        ("method_options", "string!", "• all options of the method, defaults included, as JSON"),
+        ("decode_settings", "string!", "• decode settings but the seed, as JSON"),
+        ("gen_length", "int64!", "• generation budget in tokens (one of the decode settings)"),
+        ("decode_seed", "int64!", "seed of this sample's decoding: a hash of seed and index"),
+        ("task", "string!", "• name of the task"),
+        ("task_version", "int64!", "• version of the task"),
+        ("task_options", "string!", "• all options of the task, defaults included, as JSON"),
+        ("subset", "string!", "• subset of the task"),
+        (
+            "nominal_ctx",
+            "int64",
+            "• context length that was asked for, in tokens; null where the task has none",
+        ),
+        ("actual_ctx", "int64", "tokens of the prompt and of the generation budget"),
+        ("beyond_max_positions", "bool", "whether actual_ctx is above the model's largest position"),
+        ("seed", "int64!", "• seed of the samples"),
+        ("index", "int64!", "• number of the sample"),
+    ),
+    "Sample and answer": _group(
+        ("prompt_hash", "string", "hash of the prompt's ids: rows with equal hashes answered the same question"),
+        ("prompt_tokens", "int64", "tokens of the prompt"),
+        ("references", "list<string>", "accepted answers or parts of the answer"),
+        ("needle_depths", "list<float64>", "depth of each needle in percent; null where the task has no needles"),
+        ("needle_starts", "list<int64>", "first prompt position of each needle"),
+        ("needle_ends", "list<int64>", "position after the last one of each needle"),
+        ("sample_meta", "string", "further facts that the task tells of the sample, as JSON"),
+        ("output_ids", "list<int64>", "ids of the whole response"),
+        ("text", "string", "text that was scored: cut at the first EOS or EOT and at the first stop string"),
+        ("stopped_by", "string", "what ended the text: eos, stop_string or length"),
+        ("score", "float64", "score in 0..1; null where the sample has none"),
+        ("masks_left", "int64", "masks left in the response"),
+    ),
+    "Tokens and work": _group(
+        ("useful_tokens", "int64", "response tokens before the first EOS or EOT"),
+        ("canvas_tokens", "int64", "all response positions that were decoded"),
+        ("nfe", "int64", "passes through the network"),
+        ("dense_passes", "int64", "passes that started over all rows of the canvas"),
+        ("row_layers", "int64", "rows x layers that went through the FFN"),
+        ("projected_rows", "int64", "rows x layers for which q, k or v was computed"),
+        ("attended_rows", "int64", "query rows x layers that attention ran for"),
+        ("head_rows", "int64", "rows for which logits were computed"),
+        ("selections", "int64", "times a memory chose a subset of its keys"),
+    ),
+    "Seconds": _group(
+        ("tokenisation_seconds", "float64", "making the sample: its text, its ids, and the fit to the context length"),
+        (
+            "decode_seconds",
+            "float64",
+            "from prompt ids to response ids, device synchronised, without warm-up",
+        ),
+        ("dense_seconds", "float64", "part of decode_seconds in dense passes (refreshes)"),
+        ("partial_seconds", "float64", "part of decode_seconds in the other passes"),
+        ("commit_seconds", "float64", "part of decode_seconds in choosing and fixing tokens"),
+        ("first_commit_seconds", "float64", "from the start of decoding to the first fixed token"),
+        (
+            "first_block_seconds",
+            "float64",
+            "from the start of decoding to the first finished block; null if none",
+        ),
+        ("pass_seconds", "list<float64>", "seconds of each pass, in order"),
+        ("pass_p50_seconds", "float64", "median of pass_seconds"),
+        ("pass_p95_seconds", "float64", "95th percentile of pass_seconds"),
+    ),
+    "Bytes": _group(
+        ("cache_bytes_peak", "int64", "largest number of bytes that the method's caches held at once"),
+        ("cache_bytes", "string", "bytes by kind of cache, as JSON"),
+        ("memory_peak_bytes", "int64", "largest memory during decoding; null where it cannot be measured per sample"),
+        ("memory_peak_kind", "string", "what memory_peak_bytes counts: cuda_allocated, or rss of the process"),
+    ),
+    "Environment": _group(
+        ("package_version", "string!", "• version of dllm-bench"),
+        ("git_revision", "string", "commit of dllm-bench's checkout; null outside of one"),
+        ("git_dirty", "bool", "whether code in that checkout differed from the commit"),
+        ("device_type", "string!", "• cpu, cuda, …"),
+        ("device_name", "string", "name of the processor or accelerator"),
+        ("threads", "int64", "CPU threads that torch used"),
+        ("torch_version", "string", "version of torch"),
+        ("cuda_version", "string", "version of CUDA that torch was built with; null without"),
+        ("python_version", "string", "version of Python"),
+        ("platform", "string", "operating system and machine type"),
+    ),
+}
+
+COLUMNS: tuple[Column, ...] = tuple(column for group in GROUPS.values() for column in group)
+
+
+def arrow_schema() -> pa.Schema:
+    """The parquet schema: each field carries its description, the schema its version."""
+    import pyarrow as pa
+
+    scalars = {
+        "string": pa.string(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+        "bool": pa.bool_(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
+
+    def field(column: Column) -> pa.Field:
+        inner = column.type.removeprefix("list<").removesuffix(">")
+        kind = pa.list_(scalars[inner]) if column.type.startswith("list<") else scalars[inner]
+        return pa.field(column.name, kind, column.nullable, metadata={"description": column.text})
+
+    return pa.schema([field(c) for c in COLUMNS], metadata={"dllm_bench_schema_version": str(SCHEMA_VERSION)})
+
+
+def new_row(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `values` in which everything else is null.
+
+    Raises ValueError for a column that does not exist and for a missing one that must not be null.
+    """
+    unknown = sorted(set(values) - {c.name for c in COLUMNS})
+    row = {c.name: values.get(c.name) for c in COLUMNS}
+    row["schema_version"] = SCHEMA_VERSION
+    missing = [c.name for c in COLUMNS if not c.nullable and row[c.name] is None]
+    if unknown or missing:
+        raise ValueError(f"not a result row: unknown columns {unknown}, missing columns {missing}")
+    return row
+
+
+def markdown() -> str:
+    """The text of docs/schema.md."""
+    head = [
+        "# Schema of a result row",
+        "",
+        f"Version {SCHEMA_VERSION}. Made from `dllm_bench/running/schema.py` by `python -m dllm_bench.running.schema`.",
+        "",
+        "One row is one sample. Rows lie in the parquet files (`*.parquet`) of a results folder: one small file per",
+        "sample during a run, one file for all after it. Files are never changed: they appear whole and are deleted",
+        "when a newer file holds their rows. A row may lie in two files after a crash, so a reader keeps one row per",
+        "`key`: the one with the latest `started_at`.",
+        "",
+        "A measure that is missing is null, never 0. Scores are in 0..1, times in seconds, sizes in bytes. Rates are",
+        "ratios of sums over samples. Options are JSON objects with sorted names.",
+        "",
+        "Columns marked • decide the answer: the key is a hash of them. Time and environment do not belong to it, but",
+        "for the type of the device and the package's version.",
+        "",
+        "## Status",
+        "",
+        *_table(("status", "meaning"), ((f"`{name}`", text) for name, text in STATUSES.items())),
+        "",
+        "A rerun computes `oom` and `error` rows again.",
+    ]
+    for title, columns in GROUPS.items():
+        rows = ((f"`{c.name}`", c.type, "yes" if c.nullable else "no", c.text) for c in columns)
+        head += ["", f"## {title}", "", *_table(("column", "type", "null", "meaning"), rows)]
+    return "\n".join(head) + "\n"
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,234 @@
+"""What is run: the request as it was typed, its check, and the cells that it expands to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.caching.spec import MethodSpec, parse_method, split_sets
+from dllm_bench.decoding.settings import DecodeSettings
+from dllm_bench.errors import UserError, choice
+from dllm_bench.options import Options, make_options
+from dllm_bench.running.lengths import ctx_name, parse_ctx
+from dllm_bench.running.task import TASKS, Task
+
+if TYPE_CHECKING:
+    from dllm_bench.models.hub import Model
+
+__all__ = ["Plan", "Request", "RunSpec", "check", "decode_settings", "expand"]
+
+_DEFAULT_BLOCK = 32
+_DEFAULT_THRESHOLD = 0.9
+# with one of these the user has chosen another commit rule than the threshold
+_OTHER_RULES = ("threshold", "factor", "tokens_per_pass", "steps", "alg")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run as it was asked for. Lists may hold comma lists; `decode` holds only the settings that were given."""
+
+    methods: Sequence[str]
+    task: str
+    ctxs: Sequence[str] = ()
+    subsets: Sequence[str] = ()
+    samples: int = 20
+    seed: int = 0
+    decode: Mapping[str, Any] = field(default_factory=dict)
+    sets: Sequence[str] = ()
+    task_sets: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request whose names, options and lengths are known to be valid; it needs a model to become cells."""
+
+    request: Request
+    methods: tuple[MethodSpec, ...]
+    task_class: type[Task]
+    task_options: Options
+    subsets: tuple[str, ...]
+    ctxs: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One cell: everything that decides the answers of its samples, beside their index.
+
+    `decode` holds resolved settings with the seed 0: each sample's own seed follows from `seed` and its index.
+    """
+
+    model: str
+    model_revision: str | None
+    model_fingerprint: str
+    model_family: str
+    dtype: str
+    rope_scaling: str | None
+    chat_template: str | None
+    codec: str
+    method: MethodSpec
+    decode: DecodeSettings
+    task: str
+    task_version: int
+    task_options: Options
+    subset: str
+    ctx: int | None
+    seed: int
+    device_type: str
+    package_version: str
+
+    @property
+    def label(self) -> str:
+        """One line for progress and messages."""
+        ctx = "" if self.ctx is None else f" · {ctx_name(self.ctx)}"
+        return f"{self.method.label} · {self.task}/{self.subset}{ctx}"
+
+    @property
+    def gen_length(self) -> int:
+        """Generation budget in tokens."""
+        assert self.decode.gen_length is not None
+        return self.decode.gen_length
+
+    def key(self, index: int) -> str:
+        """Hash of all that decides the answer to sample `index`; not of names, time or machine."""
+        parts = self.columns()
+        for name in ("model", "model_revision", "model_family", "method_label", "chat_template"):
+            del parts[name]
+        return hashlib.sha256(_json({**parts, "index": index}).encode()).hexdigest()[:32]
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of a row that all samples of the cell share."""
+        decode = self.decode.as_dict()
+        del decode["seed"]
+        return {
+            "model": self.model,
+            "model_revision": self.model_revision,
+            "model_fingerprint": self.model_fingerprint,
+            "model_family": self.model_family,
+            "dtype": self.dtype,
+            "rope_scaling": self.rope_scaling,
+            "chat_template": self.chat_template,
+            "codec": self.codec,
+            "method": self.method.name,
+            "method_label": self.method.label,
+            "method_options": _json(self.method.options),
+            "decode_settings": _json(decode),
+            "gen_length": self.gen_length,
+            "task": self.task,
+            "task_version": self.task_version,
+            "task_options": _json(self.task_options.as_dict()),
+            "subset": self.subset,
+            "nominal_ctx": self.ctx,
+            "seed": self.seed,
+            "device_type": self.device_type,
+            "package_version": self.package_version,
+        }
+
+    def sample_decode(self, index: int) -> DecodeSettings:
+        """The decode settings of one sample: its seed is a hash of the run's seed and the index."""
+        digest = hashlib.sha256(f"{self.seed}/{index}".encode()).digest()
+        return replace(self.decode, seed=int.from_bytes(digest[:4], "big") >> 1)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _items(texts: Iterable[str]) -> list[str]:
+    """The members of comma lists, each once, in order."""
+    return list(dict.fromkeys(part.strip() for text in texts for part in text.split(",") if part.strip()))
+
+
+def check(request: Request) -> Plan:
+    """Checks all that can be checked without a model. Raises UserError naming the nearest valid choice."""
+    names = _items(request.methods)
+    if not names:
+        raise UserError("name a method: --method baseline")
+    if request.samples < 1:
+        raise UserError(f"samples must be at least 1 (nearest valid: 1), got {request.samples}")
+    if request.seed < 0:
+        raise UserError(f"seed must be at least 0 (nearest valid: 0), got {request.seed}")
+    methods = tuple(parse_method(name, request.sets) for name in names)
+    task = TASKS.get(request.task)
+    options = make_options(task.options_class, split_sets(request.task_sets), owner=f"task '{request.task}'")
+    return Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
+
+
+def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
+    asked = _items(request.subsets) or [task.default_subset]
+    if "all" in asked and "all" not in task.subsets:
+        return task.subsets
+    for name in asked:
+        if name not in task.subsets:
+            raise choice(f"subset of task '{request.task}'", name, (*task.subsets, "all"))
+    return tuple(asked)
+
+
+def _ctxs(request: Request, task: type[Task]) -> tuple[int | None, ...]:
+    asked = _items(request.ctxs)
+    if not task.has_ctx:
+        if asked:
+            raise UserError(f"task '{request.task}' has no context lengths: leave --ctx out")
+        return (None,)
+    if not asked:
+        raise UserError(f"task '{request.task}' needs a context length, such as --ctx 2k")
+    return tuple(dict.fromkeys(parse_ctx(text) for text in asked))
+
+
+def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, Any], family: str) -> DecodeSettings:
+    """Settings from what was given, then the model's card, the task's budget in tokens, and the defaults.
+
+    The card may name a smaller budget than the task's; without another commit rule the threshold is 0.9, in blocks
+    of 32. Raises UserError for settings that do not fit together.
+    """
+    values: dict[str, Any] = {"block_length": _DEFAULT_BLOCK, **card}
+    values["gen_length"] = min(budget, int(card.get("gen_length", budget)))
+    if any(given.get(name) is not None for name in _OTHER_RULES) or given.get("remasking") == "random":
+        values = {name: value for name, value in values.items() if name not in _OTHER_RULES}
+        if given.get("alg") == "confidence_threshold":
+            values["threshold"] = _DEFAULT_THRESHOLD
+    elif not any(values.get(name) is not None for name in _OTHER_RULES):
+        values["threshold"] = _DEFAULT_THRESHOLD
+    values.update({name: value for name, value in given.items() if value is not None})
+    if given.get("block_length") is None:
+        values["block_length"] = min(int(values["block_length"]), int(values["gen_length"]))
+    return DecodeSettings.make(values, family)
+
+
+def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[RunSpec]:
+    """The cells in the order in which they run: by context length, subset and method.
+
+    Raises UserError for decode settings that the family or a method refuses.
+    """
+    given = plan.request.decode
+    decodes = {s: decode_settings(given, task.budget(s), model.decode_defaults, model.family) for s in plan.subsets}
+    for method in plan.methods:
+        for decode in decodes.values():
+            method.build().check(decode)
+    return [
+        RunSpec(
+            model=model.name,
+            model_revision=model.revision,
+            model_fingerprint=model.fingerprint,
+            model_family=model.family,
+            dtype=model.dtype,
+            rope_scaling=model.rope_scaling,
+            chat_template=model.chat_template,
+            codec=model.codec.identity(),
+            method=method,
+            decode=replace(decodes[subset], seed=0),
+            task=plan.request.task,
+            task_version=task.version,
+            task_options=plan.task_options,
+            subset=subset,
+            ctx=ctx,
+            seed=plan.request.seed,
+            device_type=model.device.partition(":")[0],
+            package_version=package_version,
+        )
+        for ctx in plan.ctxs
+        for subset in plan.subsets
+        for method in plan.methods
+    ]

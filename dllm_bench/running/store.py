@@ -1,0 +1,176 @@
+"""The result store: a folder of immutable parquet files, safe against a kill at any moment."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.errors import UserError
+from dllm_bench.running.schema import SCHEMA_VERSION, arrow_schema, new_row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Store"]
+
+_STALE_SECONDS = 3600.0
+
+
+class Store:
+    """Rows in the folder `root`, one per key.
+
+    A file is written under a temporary name, flushed to the disk and renamed, so it is either whole or absent. Files
+    are never changed. Compaction writes all rows into one new file before it deletes the old ones; a kill in between
+    leaves rows twice, and readers keep one row per key: the latest. Several processes may write to one folder.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds one row durably: when this returns, it survives a crash. Raises ValueError for a malformed row."""
+        import pyarrow as pa
+
+        self._write(pa.Table.from_pylist([new_row(row)], schema=arrow_schema()), "part")
+
+    def read(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """One row per key, the latest, in the order in which they were begun. `columns`: only these.
+
+        Raises UserError where a file is no result file or of a newer schema.
+        """
+        wanted = None if columns is None else list(dict.fromkeys([*columns, "key", "started_at"]))
+        rows: list[dict[str, Any]] = _latest(self._table(wanted)[0]).to_pylist()
+        if columns is not None:
+            rows = [{name: row[name] for name in columns} for row in rows]
+        return rows
+
+    def statuses(self) -> dict[str, str]:
+        """Key -> status of every row."""
+        return {row["key"]: row["status"] for row in self.read(["key", "status"])}
+
+    def __len__(self) -> int:
+        return len(self.statuses())
+
+    def compact(self) -> None:
+        """Brings all rows into one file. A kill at any moment neither loses nor doubles a row."""
+        self._sweep()
+        table, files = self._table(None)
+        if len(files) > 1:
+            self._replace(files, _latest(table))
+
+    def drop(self, keys: Collection[str]) -> int:
+        """Removes the rows of `keys`; returns how many there were. A kill may leave some of them, it harms no other."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table, files = self._table(None)
+        table = _latest(table)
+        gone = pc.is_in(table["key"], value_set=pa.array(sorted(keys), pa.string()))
+        count = int(pc.sum(gone).as_py() or 0)
+        if count:
+            self._replace(files, table.filter(pc.invert(gone)))
+        return count
+
+    def files(self) -> list[Path]:
+        """The result files, in order of their names."""
+        return sorted(p for p in self.root.glob("*.parquet") if not p.name.startswith("."))
+
+    def _replace(self, files: Iterable[Path], table: pa.Table) -> None:
+        self._write(table, "rows")
+        for file in files:
+            file.unlink(missing_ok=True)
+        _sync_folder(self.root)
+
+    def _write(self, table: pa.Table, prefix: str) -> None:
+        import pyarrow.parquet as pq
+
+        self.root.mkdir(parents=True, exist_ok=True)
+        name = f"{prefix}-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
+        temporary = self.root / f".tmp-{name}"
+        try:
+            with temporary.open("wb") as handle:
+                pq.write_table(table, handle, compression="zstd")
+                handle.flush()
+                os.fsync(handle.fileno())
+            temporary.replace(self.root / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(self.root)
+
+    def _table(self, columns: list[str] | None) -> tuple[pa.Table, list[Path]]:
+        """All rows of all files, and the files. A file that vanishes was replaced by another process: look again."""
+        import pyarrow as pa
+
+        for _ in range(20):
+            files = self.files()
+            try:
+                tables = [_load(file, columns) for file in files]
+            except FileNotFoundError:
+                continue
+            schema = arrow_schema()
+            if columns is not None:
+                schema = pa.schema([schema.field(name) for name in columns])
+            return pa.concat_tables(tables) if tables else schema.empty_table(), files
+        raise UserError(f"the result files in {self.root} change too fast to be read")
+
+    def _sweep(self) -> None:
+        """Deletes what killed writers left; young files may belong to a living one."""
+        for file in self.root.glob(".tmp-*.parquet"):
+            try:
+                if time.time() - file.stat().st_mtime > _STALE_SECONDS:
+                    file.unlink()
+            except FileNotFoundError:
+                continue
+
+
+def _load(file: Path, columns: list[str] | None) -> pa.Table:
+    """The rows of one file in today's schema: columns that it does not have yet are null."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema()
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    try:
+        with pq.ParquetFile(file) as parquet:
+            found = parquet.schema_arrow
+            version = (found.metadata or {}).get(b"dllm_bench_schema_version")
+            if version is None:
+                raise UserError(f"{file} is no result file of dllm-bench")
+            if int(version) > SCHEMA_VERSION:
+                raise UserError(
+                    f"{file} has schema {int(version)}, this dllm-bench reads up to {SCHEMA_VERSION}: upgrade it"
+                )
+            table = parquet.read(columns=[f.name for f in schema if f.name in found.names])
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{file} is not readable as parquet: {error}") from error
+    present = set(table.column_names)
+    filled = [table[f.name].cast(f.type) if f.name in present else pa.nulls(len(table), f.type) for f in schema]
+    return pa.Table.from_arrays(filled, schema=schema)
+
+
+def _latest(table: pa.Table) -> pa.Table:
+    """One row per key: the one begun last, and of equal ones the last in the order of files."""
+    import pyarrow as pa
+
+    started = table["started_at"].cast(pa.int64()).to_pylist()
+    order = sorted(range(len(table)), key=lambda i: (started[i], i))
+    keys = table["key"].to_pylist()
+    last = {keys[i]: i for i in order}
+    return table.take(pa.array([i for i in order if last[keys[i]] == i], pa.int64()))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes renames and deletions in the folder durable; some systems cannot open a folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,245 @@
+"""The leaderboard compares like with like, and its numbers are right."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rows import make_row
+
+from dllm_bench.commands.leaderboard import Format, stored_rows
+from dllm_bench.commands.leaderboard import leaderboard as command
+from dllm_bench.errors import UserError
+from dllm_bench.reporting import tables
+from dllm_bench.reporting.leaderboard import Section, leaderboard
+from dllm_bench.reporting.statistics import mean_interval, ratio, ratio_interval, t_quantile, wilson
+from dllm_bench.running.measure import percentile
+from dllm_bench.running.store import Store
+
+FAST = {"method": "fast_dllm", "method_label": "fast_dllm"}
+
+
+def rows_of(n: int = 4, **changes: Any) -> list[dict[str, Any]]:
+    return [
+        make_row(
+            **{
+                "index": index,
+                "needle_depths": None,
+                "first_block_seconds": None,
+                "memory_peak_bytes": None,
+                "model_revision": None,
+                "rope_scaling": None,
+                **changes,
+            }
+        )
+        for index in range(n)
+    ]
+
+
+def only(rows: list[dict[str, Any]]) -> Section:
+    (section,) = leaderboard(rows)
+    return section
+
+
+def entry_of(rows: list[dict[str, Any]], method: str) -> Any:
+    (cell,) = only(rows).cells
+    return next(entry for entry in cell.entries if entry.method == method)
+
+
+# Wilson: Brown, Cai and DasGupta's formula, figures from statsmodels 0.14 proportion_confint(method="wilson")
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    [(0, 8, 0.0, 0.3244076), (8, 8, 0.6755924, 1.0), (4, 8, 0.2152161, 0.7847839), (450, 500, 0.8705781, 0.9233224)],
+)
+def test_wilson_intervals(right: int, n: int, low: float, high: float) -> None:
+    assert wilson(right / n, n) == pytest.approx((low, high), abs=1e-6)
+    assert mean_interval([1.0] * right + [0.0] * (n - right)) == pytest.approx((low, high), abs=1e-6)
+
+
+@pytest.mark.parametrize(("df", "t"), [(1, 12.706205), (2, 4.302653), (3, 3.182446), (9, 2.262157), (30, 2.042272)])
+def test_t_quantiles(df: int, t: float) -> None:
+    assert t_quantile(0.95, df) == pytest.approx(t, abs=1e-5)
+
+
+def test_intervals_of_partial_scores() -> None:
+    assert mean_interval([0.25, 0.5, 0.75]) == pytest.approx((0.0, 1.0)), "0.5 ± 4.303 * 0.25 / sqrt(3), clipped"
+    assert mean_interval([0.4, 0.5, 0.6, 0.5]) == pytest.approx((0.370077, 0.629923), abs=1e-6)
+    assert mean_interval([0.5] * 8) == pytest.approx(wilson(0.5, 8))
+    assert mean_interval([]) is None
+
+
+def test_ratios_are_ratios_of_sums() -> None:
+    assert ratio([1, 9], [1, 1]) == 5 and ratio([2, 3], [1, 4]) == 1, "the mean of the ratios would be 1.375"
+    assert ratio([], []) is None and ratio([1], [0]) is None
+    assert ratio_interval([1.0], [1.0]) is None
+    assert ratio_interval([2.0, 4.0], [1.0, 2.0]) == pytest.approx((2.0, 2.0))
+    assert percentile([1, 2, 3, 10], 95) == pytest.approx(8.95) and percentile([], 50) is None
+
+
+def test_rates_sum_tokens_and_seconds_first() -> None:
+    rows = [
+        *rows_of(1, useful_tokens=3, decode_seconds=1.0),
+        make_row(**{**rows_of()[1], "useful_tokens": 2, "decode_seconds": 4.0}),
+    ]
+    entry = entry_of(rows, "baseline")
+    assert entry.useful_tokens_per_second == 1.0 and entry.canvas_tokens_per_second == 128 / 5
+
+
+def test_an_empty_answer_counts_as_no_token() -> None:
+    entry = entry_of(rows_of(2, useful_tokens=0, canvas_tokens=8, decode_seconds=1.0), "baseline")
+    assert entry.useful_tokens_per_second == 0.0 and entry.canvas_tokens_per_second == 8.0
+
+
+def test_the_speed_up_is_taken_on_the_same_samples() -> None:
+    slow = [make_row(**{**row, "decode_seconds": float(row["index"] + 1)}) for row in rows_of(4)]
+    fast = rows_of(3, **FAST, decode_seconds=1.0)
+    fast[0]["prompt_hash"] = "another question"
+    entry = entry_of([*slow, *fast], "fast_dllm")
+    assert (entry.speedup, entry.speedup_samples) == ((2 + 3) / 2, 2)
+    assert entry_of([*slow, *fast], "baseline").speedup == 1.0
+    apart = entry_of([*rows_of(2), *rows_of(2, **FAST, seed=7)], "fast_dllm")
+    assert (apart.speedup, apart.speedup_samples) == (None, 0)
+
+
+def test_the_baseline_with_the_same_decode_settings_is_the_reference() -> None:
+    quota = json.dumps({"gen_length": 64, "steps": 64})
+    rows = [*rows_of(4, decode_seconds=8.0, decode_settings=quota), *rows_of(2, **FAST, decode_seconds=1.0)]
+    entry = entry_of(rows, "fast_dllm")
+    assert (entry.speedup, entry.speedup_same_decode) == (8.0, False)
+    entry = entry_of([*rows, *rows_of(2, decode_seconds=2.0)], "fast_dllm")
+    assert (entry.speedup, entry.speedup_same_decode) == (2.0, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device_name": "Other CPU"},
+        {"threads": 16},
+        {"dtype": "bfloat16"},
+        {"device_type": "cuda", "device_name": "GPU"},
+        {"model_fingerprint": "beef"},
+        {"package_version": "0.2.0"},
+        {"task_options": '{"words": 2}'},
+    ],
+)
+def test_what_differs_is_never_averaged(change: dict[str, Any]) -> None:
+    sections = leaderboard([*rows_of(4, decode_seconds=1.0), *rows_of(4, **change, **FAST, decode_seconds=9.0)])
+    assert len(sections) == 2 and len({section.setting.title for section in sections}) == 2
+    entries = [entry for section in sections for cell in section.cells for entry in cell.entries]
+    assert {(entry.method, entry.speedup) for entry in entries} == {("baseline", 1.0), ("fast_dllm", None)}
+
+
+def test_threads_do_not_split_an_accelerator() -> None:
+    gpu = {"device_type": "cuda", "device_name": "GPU"}
+    assert len(only([*rows_of(2, **gpu, threads=4), *rows_of(2, **gpu, **FAST, threads=8)]).cells) == 1
+
+
+def test_a_missing_measure_stays_missing() -> None:
+    entry = entry_of(rows_of(2, cache_bytes_peak=None, decode_seconds=None, score=None, status="oom"), "baseline")
+    assert (entry.n, entry.failed, entry.accuracy, entry.cache_bytes_peak) == (0, 2, None, None)
+    assert entry.useful_tokens_per_second is None and entry.speedup is None
+    mixed = [*rows_of(1, cache_bytes_peak=0), make_row(**{**rows_of(2)[1], "cache_bytes_peak": None})]
+    assert entry_of(mixed, "baseline").cache_bytes_peak == 0
+
+
+def test_subsets_are_taken_together_only_where_all_methods_ran_them() -> None:
+    both = [
+        *rows_of(2),
+        *rows_of(2, subset="multi", score=0.0),
+        *rows_of(2, **FAST),
+        *rows_of(2, **FAST, subset="multi"),
+    ]
+    assert [(cell.subset, cell.entries[0].n) for cell in only(both).cells] == [(None, 4)]
+    assert [cell.subset for cell in only(both[:6]).cells] == ["multi", "single"]
+    assert [cell.subset for cell in leaderboard(both, by_subset=True)[0].cells] == ["multi", "single"]
+
+
+def test_the_baseline_stands_first_and_alike_labels_are_told_apart() -> None:
+    other = json.dumps({"block_length": 32, "gen_length": 64, "threshold": 0.5})
+    rows = [*rows_of(2, **FAST), *rows_of(2, **FAST, decode_settings=other, decode_seconds=1.0), *rows_of(2, score=0.0)]
+    (cell,) = only(rows).cells
+    assert [entry.label for entry in cell.entries] == [
+        *["baseline", "fast_dllm [threshold=0.5]", "fast_dllm [threshold=0.9]"]
+    ]
+
+
+def board(width: int, rows: list[dict[str, Any]]) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    tables.print_sections(leaderboard(rows), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+LONG = {"method": "fast_dllm+depthweave_kv+wavefilter", "method_label": "fast_dllm+depthweave_kv+wavefilter"}
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_no_table_is_cut(width: int) -> None:
+    rows = [*rows_of(8), *rows_of(8, **FAST, decode_seconds=0.0125), *rows_of(8, **LONG, decode_seconds=123.4)]
+    rows += rows_of(2, **LONG, nominal_ctx=32768, status="oom", score=None)
+    lines = board(width, rows)
+    text = "\n".join(lines)
+    assert max(len(line) for line in lines) <= width and "…" not in text
+    for word in ("tok/s", "NFE", "cache", "×", "+wavefilter", "depthweave_kv", "32k", "failed", "68–100"):
+        assert word in text, word
+    assert ("canvas" in text) == (width > 80)
+    heads = lines.index(next(line for line in lines if "tok/s" in line))
+    ends = [line.index("NFE") + 3 for line in lines if "NFE" in line]
+    figures = [line for line in lines[heads + 1 :] if line.endswith("3.00 ") or line.rstrip().endswith("3.00")]
+    assert figures and all(line[: ends[0]].endswith("12.0") for line in figures), "numbers stand below their head"
+
+
+def test_the_formats_hold_the_same_numbers() -> None:
+    sections = leaderboard([*rows_of(4), *rows_of(4, **FAST, decode_seconds=1.0, cache_bytes_peak=None)])
+    told = json.loads(tables.to_json(sections))
+    assert [record["method"] for record in told] == ["baseline", "fast_dllm"]
+    assert (
+        told[1]["speedup"] == 2.0 and told[1]["cache_bytes_peak"] is None and told[1]["useful_tokens_per_second"] == 10
+    )
+    listed = list(csv.DictReader(io.StringIO(tables.to_csv(sections))))
+    assert listed[1]["speedup"] == "2.0" and listed[1]["cache_bytes_peak"] == ""
+    lines = tables.to_markdown(sections).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1 and len(table) == 4
+    assert "| 512 | all | fast_dllm | 4 | 0 | 100.0 | 51–100 | 10.00 | 64.00 | 2.00× |" in table[3]
+
+
+def test_the_caption_tells_the_decode_settings_that_rule() -> None:
+    decode = {"gen_length": 64, "block_length": 32, "threshold": 0.9, "steps": 64, "eps": 1e-3, "temperature": 0.0}
+    decode |= {"eos_stop": True, "remasking": "low_confidence", "factor": None, "confidence_dtype": "auto"}
+    lines = [line.rstrip() for line in board(160, rows_of(1, decode_settings=json.dumps(decode)))]
+    assert "decoded with gen_length 64, block_length 32, threshold 0.9" in lines
+    zero = json.dumps({**decode, "threshold": 0.0})
+    assert any(line.rstrip().endswith("threshold 0") for line in board(160, rows_of(1, decode_settings=zero)))
+    off = json.dumps({**decode, "eos_stop": False})
+    assert "eos_stop false" in "\n".join(board(160, rows_of(1, decode_settings=off)))
+
+
+def test_folders_without_results_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no results in results/runs or results/reference"):
+        stored_rows(None)
+    with pytest.raises(UserError, match="no folder 'nowhere'"):
+        stored_rows(Path("nowhere"))
+    store = Store(tmp_path / "results" / "reference")
+    store.append(make_row())
+    with pytest.raises(UserError, match="there are some in 'results/reference'"):
+        stored_rows(Path("results"))
+    assert stored_rows(None)[0] == Path("results/reference")
+    Store(tmp_path / "results" / "runs").append(make_row())
+    assert stored_rows(None)[0] == Path("results/runs")
+
+
+def test_the_command_prints_each_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(tmp_path)
+    for index in range(2):
+        store.append(make_row(index=index))
+    starts = {Format.table: "toy · toy_task", Format.csv: "model,task", Format.json: "[", Format.md: "### toy"}
+    for kind, start in starts.items():
+        command(tmp_path, kind, False)
+        assert capsys.readouterr().out.startswith(start)
