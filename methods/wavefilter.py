@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dllm_bench.caching.memory import Memory, Pieces, gather_runs, held_bytes
 from dllm_bench.caching.part import Part
+from dllm_bench.caching.selection import best_share, votes
+from dllm_bench.caching.wavelets import low_pass
 from dllm_bench.errors import UserError
 from dllm_bench.lazy import LazyModule
 from dllm_bench.options import Options, option
@@ -24,10 +26,8 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["WaveFilter", "WaveFilterOptions", "WaveFilterTuned", "WaveFilterTunedOptions", "low_pass", "top_regions"]
+__all__ = ["WaveFilter", "WaveFilterOptions", "WaveFilterTuned", "WaveFilterTunedOptions"]
 
-# scores held at a time while rows vote: what stays in a CPU's cache, or bounds a GPU's memory
-_VOTES_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 26}
 _IDS_SHOWN = 64  # a trace lists the kept positions of a head up to here
 
 
@@ -115,7 +115,7 @@ class WaveFilter(Memory):
     summary = "partial passes read a share of the prompt's keys, picked by a Haar cascade"
     cost = (
         "scores against P/4 + 0.2 P keys and attention over 0.16 P instead of P (defaults): 0.385 of the prompt's "
-        "attention; holds 3/8 of the keys' and values' half more (region keys), so it saves time, not memory"
+        "attention; the region keys add 37.5 % to K and V: it saves time, not memory"
     )
     notes = (
         "The paper transforms the gathered keys again at every scale, layer and step; for Haar the region keys of the "
@@ -123,8 +123,8 @@ class WaveFilter(Memory):
         "paper's cost). Where the paper is silent: one selection per key head, keys after RoPE at their positions, all "
         "rows and query heads of a group vote, the last P mod 2^levels tokens are kept, and passes and layers that "
         "renew all rows are not filtered. In infill only what stands before the response is filtered, what stands "
-        "behind it is kept whole. The paper tunes keep per data set within [0.3, 1]. A selection used for several passes "
-        "(reselect_every) has no guard against drifting queries."
+        "behind it is kept whole. The paper tunes keep per data set within [0.3, 1]. A selection shared by passes "
+        "(reselect_every) has no guard against queries that drift."
     )
     base = "fast_dllm"
     carries = False
@@ -153,6 +153,7 @@ class WaveFilter(Memory):
         self._required: tuple[int, ...] = ()
         self._forced: tuple[int, ...] = ()
         self._cut = -1
+        self._rest: Tensor | None = None
 
     def begin_pass(self, window: Window, refresh: bool) -> None:
         super().begin_pass(window, refresh)
@@ -195,7 +196,7 @@ class WaveFilter(Memory):
         state.version += 1
         if self._renews(rows):
             state.built, state.stale, state.choice = 0, [], None
-        else:
+        elif state.built:
             state.stale.append(rows)
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
@@ -250,12 +251,13 @@ class WaveFilter(Memory):
             self.network.counters.kept_keys += int((~torch.stack(hidden)).sum())
 
     def _renews(self, rows: Rows) -> bool:
-        """Whether these rows renew everything that is filtered."""
-        return rows.lowest == 0 and rows.count >= self._cut
+        """Whether these rows renew everything that is filtered: at least as many, and more than lie behind it."""
+        return rows.lowest == 0 and rows.count >= max(self._cut, self.request.length - self._limit + 1)
 
     def _joint(self, layer: int, state: _Layer, choice: _Choice) -> tuple[Tensor, ...]:
         """One piece of everything kept: what is behind the filtered positions, the pairs, the forced tokens."""
         shape = (*choice.pairs.shape[:2], -1)
+        assert self._rest is not None
         rest = self._rest.expand(shape)
         key = (state.version, self._forced)
         if choice.joint is not None and choice.joint[0] == key:
@@ -330,24 +332,10 @@ class WaveFilter(Memory):
         b, h, n, _ = keys.shape
         if share >= 1:
             return torch.arange(n, device=q.device).expand(b, h, -1)
-        votes = self._votes(q, keys)
+        found = votes(q, keys)
         if self.options.group == "layer":
-            votes = votes.sum(dim=1, keepdim=True).expand(b, h, n)
-        return top_regions(votes, share)
-
-    def _votes(self, q: Tensor, keys: Tensor) -> Tensor:
-        """Attention that each region [B, Hkv, n] gets, summed over the query rows."""
-        (b, h, n, _), m = keys.shape, q.shape[2]
-        at_once = _VOTES_AT_ONCE.get(q.device.type, 1 << 24)
-        heads, rows = max(1, at_once // (b * m * n)), max(4, at_once // (b * n))
-        votes = []
-        for some, its in zip(torch.split(q, heads, dim=1), torch.split(keys, heads, dim=1), strict=True):
-            parts = [
-                torch.softmax(few @ its.transpose(2, 3), dim=3, dtype=torch.float32).sum(dim=2)
-                for few in torch.split(some, rows, dim=2)
-            ]
-            votes.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0))
-        return votes[0] if len(votes) == 1 else torch.cat(votes, dim=1)
+            found = found.sum(dim=1, keepdim=True).expand(b, h, n)
+        return best_share(found, share)
 
     # -- region keys ------------------------------------------------------------------------------------------------
 
@@ -374,21 +362,17 @@ class WaveFilter(Memory):
 
     def _build(self, layer: int, state: _Layer) -> None:
         self.network.counters.index_builds += 1
-        room = self._cut if self.options.scope == "prompt" else self.request.canvas.stop
         keys = self.lower.whole(layer)[0][:, :, : self._cut]
-        where = torch.arange(self._cut, device=keys.device)
+        room = self._cut if self.options.scope == "prompt" else self.request.canvas.stop
         plain = self.options.rope_space == "post"
-        made: list[Tensor] = []
+        where = torch.arange(self._cut, device=keys.device)
+        source = keys
         for scale in range(1, self.options.levels + 1):
             # after RoPE a scale follows from the one below it
-            source = made[-1] if made and plain else keys
             fresh = low_pass(source, "haar", 1, self.options.norm) if plain else self._region_keys(keys, where, scale)
-            level = keys.new_empty(*keys.shape[:2], room >> scale, keys.shape[3])
-            level[:, :, : fresh.shape[2]] = fresh
-            made.append(level[:, :, : fresh.shape[2]])
             if len(state.levels) < scale:
-                state.levels.append(level)
-            state.levels[scale - 1] = level
+                state.levels.append(keys.new_empty(*keys.shape[:2], room >> scale, keys.shape[3]))
+            source = state.levels[scale - 1][:, :, : fresh.shape[2]].copy_(fresh)
 
     def _touched(self, rows: Rows, regions: int) -> Tensor:
         """The coarsest regions that rows lie in; rows behind them count for the last, which is only made again."""
@@ -430,46 +414,13 @@ class WaveFilter(Memory):
         return {**super().bytes(), **held}
 
     def report(self) -> dict[str, Any]:
-        """Per layer the kept pairs, forced tokens aside, as positions per key head (None: not filtered)."""
-        used = [s.choice.pairs.shape[2] * 2 + self._limit - self._cut if s.used and s.choice else None
-                for s in self._layers]  # fmt: skip
-        shown = {"filtered": self._limit, "kept_per_head": used}
-        if any(used) and max(u or 0 for u in used) <= _IDS_SHOWN:
+        """How much was filtered, and how many positions each key head of a layer kept, forced ones aside."""
+        tail = self._limit - self._cut
+        counts = [s.choice.pairs.shape[2] * 2 + tail if s.used and s.choice else None for s in self._layers]
+        shown: dict[str, Any] = {"filtered": self._limit, "kept_per_head": counts}
+        if 0 < max(c or 0 for c in counts) <= _IDS_SHOWN:
             shown["kept"] = [self.kept(i) for i in range(len(self._layers))]
         return {**super().report(), **shown}
-
-
-def low_pass(t: Tensor, wavelet: str, levels: int, norm: str) -> Tensor:
-    """Low-frequency half of t [..., n, d] along n, `levels` times, periodized; an odd end is repeated."""
-    if wavelet == "haar":
-        c = 0.5 if norm == "mean" else math.sqrt(0.5)
-        for _ in range(levels):
-            if t.shape[-2] % 2:
-                t = torch.cat([t, t[..., -1:, :]], dim=-2)
-            t = (t[..., ::2, :] + t[..., 1::2, :]) * c
-        return t
-    import pywt
-
-    x = t.detach().float().cpu().numpy() if t.dtype != torch.float64 else t.cpu().numpy()
-    for _ in range(levels):
-        x = pywt.dwt(x, wavelet, mode="periodization", axis=-2)[0]
-    factor = math.sqrt(0.5) ** levels if norm == "mean" else 1.0
-    return torch.from_numpy(x * factor).to(t)
-
-
-def top_regions(votes: Tensor, share: float) -> Tensor:
-    """Ascending ids of the best share of votes [..., n], float32 and not negative; of equal votes the lower id wins."""
-    n = votes.shape[-1]
-    # such floats order like their bits, so bits and id make one number without ties
-    ranked = votes.contiguous().view(torch.int32).to(torch.int64)
-    ids = torch.arange(n, device=votes.device)
-    ranked.bitwise_left_shift_(32).bitwise_or_(ids.flip(0))
-    best = ranked.topk(max(1, math.ceil(share * n - 1e-9)), dim=-1, sorted=False).indices
-    if not best.is_cpu:
-        return best.sort(dim=-1).values
-    # a mask puts them in order faster than a sort; its length is only known to the device, so a GPU would wait
-    chosen = torch.zeros(votes.shape, dtype=torch.bool).scatter_(-1, best, True)
-    return ids.expand(votes.shape).masked_select(chosen).view(best.shape)
 
 
 @dataclass(frozen=True)
