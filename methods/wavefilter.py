@@ -94,6 +94,7 @@ class _Layer:
     Attributes:
         levels: region keys [B, Hkv, n, d] of the scales 1 … levels. built: filtered positions they stand for.
         stale: rows written since. version: rises with every write among the filtered positions.
+        renewed: all that is filtered was written in this pass, so this layer reads densely.
         used: whether the last pass read the selection. visible: which keys [B, Hkv, N] that gave, once it is asked.
     """
 
@@ -102,6 +103,7 @@ class _Layer:
     stale: list[Rows] = field(default_factory=list)
     version: int = 0
     choice: _Choice | None = None
+    renewed: bool = False
     used: bool = False
     visible: Tensor | None = None
 
@@ -128,6 +130,7 @@ class WaveFilter(Memory):
     )
     base = "fast_dllm"
     carries = False
+    takes_values = True
     options_class: ClassVar[type[Options]] = WaveFilterOptions
     options: WaveFilterOptions
     lower: Memory
@@ -171,7 +174,7 @@ class WaveFilter(Memory):
         self._dense_from = 0 if refresh or not filters else len(self._layers)
         self._force(tuple(p for p in sorted({*range(options.force_keep), *self._required}) if p < cut))
         for state in self._layers:
-            state.used, state.visible = False, None
+            state.renewed, state.used, state.visible = False, False, None
 
     def begin_refresh(self, layer: int) -> None:
         super().begin_refresh(layer)
@@ -195,14 +198,18 @@ class WaveFilter(Memory):
             return
         state.version += 1
         if self._renews(rows):
-            state.built, state.stale, state.choice = 0, [], None
+            state.built, state.stale, state.choice, state.renewed = 0, [], None, True
         elif state.built:
             state.stale.append(rows)
 
+    def write_values(self, layer: int, rows: Rows, v: Tensor) -> None:
+        self.lower.write_values(layer, rows, v)
+        self._layers[layer].version += rows.lowest < self._cut
+
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
-        if layer >= self._dense_from or layer in self.options.skip_layers or self._renews(rows):
-            return self.lower.read(layer, q, rows)
         state = self._layers[layer]
+        if state.renewed or layer >= self._dense_from or layer in self.options.skip_layers:
+            return self.lower.read(layer, q, rows)
         choice, b = state.choice, q.shape[0]
         heads = self.network.config.num_kv_heads
         if choice is None or choice.cut != self._cut or choice.age >= self.options.reselect_every:
@@ -251,7 +258,10 @@ class WaveFilter(Memory):
             self.network.counters.kept_keys += int((~torch.stack(hidden)).sum())
 
     def _renews(self, rows: Rows) -> bool:
-        """Whether these rows renew everything that is filtered: at least as many, and more than lie behind it."""
+        """Whether these rows renew everything that is filtered; for positions that only the device knows, whether they
+        are as many and more than lie behind it."""
+        if rows.span is not None:
+            return bool(rows.span.start == 0 and rows.span.stop >= self._cut)
         return rows.lowest == 0 and rows.count >= max(self._cut, self.request.length - self._limit + 1)
 
     def _joint(self, layer: int, state: _Layer, choice: _Choice) -> tuple[Tensor, ...]:

@@ -210,17 +210,43 @@ def test_region_keys_follow_the_keys() -> None:
         assert bench.kept() == other.kept() and counters.index_builds == 2
 
 
+def test_a_pass_that_renews_all_that_is_filtered_reads_all() -> None:
+    for rows, dense in [
+        (Rows.range(0, 20), True),
+        (Rows.range(0, 19), False),
+        (Rows.range(1, 28), False),
+        (Rows(None, torch.arange(27).flip(0), 27), True),
+        (Rows.of([0, *range(9, 28)], torch.device("cpu")), True),
+        (Rows.of([0, 5, 9], torch.device("cpu")), False),
+    ]:
+        bench = Bench(22, 2, 1, 8, {})
+        bench.read()
+        bench.memory.begin_pass(Window(0, 22, 26, 1, 4, (22,)), refresh=False)
+        bench.memory.write(0, rows, *torch.ones(2, 1, 2, rows.count, 8).unbind(0))
+        piece = bench.memory.read(0, bench.q, bench.rows)[0]
+        assert (piece[0].shape[2] == 30) == dense and (bench.memory.kept(0) is None) == dense
+
+
+def test_fresh_values_reach_a_selection_that_lasts() -> None:
+    bench = Bench(32, 1, 1, 8, {"reselect_every": 4})
+    bench.read()
+    bench.memory.write_values(0, Rows.range(0, 32), torch.full((1, 1, 32, 8), 3.0))
+    piece, kept = bench.read(), bench.memory.kept(0)
+    assert kept is not None and int((piece[1] == 3.0).all(dim=3).sum()) == len(kept[0])
+    assert bench.net.counters.selections == bench.net.counters.index_builds == 1
+
+
 @pytest.mark.parametrize("forced", [0, 3])
 def test_a_selection_lasts_as_long_as_asked(forced: int) -> None:
     bench = Bench(64, 2, 1, 16, {"reselect_every": 3, "force_keep": forced}, response=7)
     made = []
     for step in range(7):
         bench.q = torch.randn(bench.q.shape, generator=torch.Generator().manual_seed(step))
-        if step == 4:  # new rows of the response, and one token of the prompt
+        if step == 4:  # new rows of the response, then most of the prompt
             fresh = torch.randn(2, 1, 2, 7, 16, generator=torch.Generator().manual_seed(9))
             bench.memory.write(0, Rows.range(64, 71), *fresh.unbind(0))
         if step == 5:
-            bench.memory.write(0, Rows.range(9, 10), *torch.ones(2, 1, 2, 1, 16).unbind(0))
+            bench.memory.write(0, Rows.range(1, 40), *torch.ones(2, 1, 2, 39, 16).unbind(0))
         piece = bench.read()
         made.append(bench.memory.kept(0))
         shown = torch.zeros(2, bench.length)
@@ -246,6 +272,8 @@ def test_finished_blocks_can_be_filtered_too() -> None:
         other.q = bench.q
         assert bench.memory.kept(0) == other.kept()
     assert bench.net.counters.index_builds <= 2
+    lasting = Bench(16, 1, 1, 8, {"scope": "prompt+done", "reselect_every": 9, "keep": [0.3, 0.5]}, response=32)
+    assert [lasting.read(start)[0].shape[2] for start in (16, 40, 40)] == [36, 14, 14]
     assert Bench(16, 1, 1, 8, {}, response=32).memory.kept(0) is None
 
 

@@ -59,10 +59,12 @@ class Memory(Part):
     Attributes:
         base: the refresh method that a spec naming this memory alone means.
         carries: other memories may lie on it; it then serves `whole` and `gather`.
+        takes_values: it takes values without keys (`write_values`); needed on methods that renew values alone.
     """
 
     base: ClassVar[str] = ""
     carries: ClassVar[bool] = True
+    takes_values: ClassVar[bool] = False
 
     def __init__(self, options: Options | None = None, lower: Memory | None = None) -> None:
         super().__init__(options)
@@ -96,6 +98,10 @@ class Memory(Part):
     @abstractmethod
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         """Keeps fresh keys (before RoPE) and values [B, Hkv, M, d] of `rows`."""
+
+    def write_values(self, layer: int, rows: Rows, v: Tensor) -> None:
+        """Keeps fresh values of `rows`; their keys stay as they are. Only asked of a memory that `takes_values`."""
+        raise TypeError(f"{type(self).__name__} does not take values without keys")
 
     @abstractmethod
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
@@ -167,6 +173,8 @@ class PassMemory(Memory):
 class DenseMemory(Memory):
     """One key (after RoPE) and one value buffer of canvas length per layer, written in place."""
 
+    takes_values = True
+
     def begin(self, request: Request) -> None:
         super().begin(request)
         self._k: list[Tensor | None] = [None] * request.network.config.num_layers
@@ -177,6 +185,9 @@ class DenseMemory(Memory):
             shape = (k.shape[0], k.shape[1], self.request.length, k.shape[3])
             self._k[layer], self._v[layer] = k.new_zeros(shape), v.new_zeros(shape)
         rows.put(self._k[layer], self.network.rope(k, rows.where), dim=2)
+        rows.put(self._v[layer], v, dim=2)
+
+    def write_values(self, layer: int, rows: Rows, v: Tensor) -> None:
         rows.put(self._v[layer], v, dim=2)
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
