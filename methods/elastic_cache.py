@@ -168,12 +168,11 @@ class ElasticCache(Method):
         q = net.rope(q, rows.where)
         if testing:
             fresh = q.index_select(2, now.track_at)
-            memory.select(layer, q, rows)
-            before = memory.attention_rows(layer, fresh if last is None else last)
+            before = memory.scores(layer, fresh if last is None else last)
         memory.write(layer, rows, k, v)
         x = x + net.out(layer, net.attend(q, memory.read(layer, q, rows)))
         if testing:
-            self._test(layer, before, memory.attention_rows(layer, fresh))
+            self._test(layer, memory.weights(layer, before), memory.attention_rows(layer, fresh))
         now.named.append(self._most_attended(layer, q))
         return x + net.ffn(layer, x), rows
 

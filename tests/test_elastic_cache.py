@@ -175,13 +175,13 @@ def test_bytes_are_those_of_keys_values_and_layer_inputs(name: str, heads: int) 
 
 def test_attention_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    plain = Network.attention_rows
+    plain = Network.scores
 
     def spy(self: Network, q: Tensor, keys: Sequence[Tensor]) -> Tensor:
         asked.append(q.shape[2])
         return plain(self, q, keys)
 
-    monkeypatch.setattr(Network, "attention_rows", spy)
+    monkeypatch.setattr(Network, "scores", spy)
     run(LLADA, {"block_caching": False, "gamma": 0.97}, gen_length=160, tokens_per_pass=40)
     assert max(asked) == 64 and {32, 64} <= set(asked)  # 160 masks: 64 + 64 + 32
 
@@ -285,15 +285,16 @@ class Recorder(DenseMemory):
     def require(self, positions: Sequence[int]) -> None:
         self.calls.append(("require", list(positions)))
 
-    def select(self, layer: int, q: Tensor, rows: Rows) -> None:
-        self.calls.append(("select", layer))
+    def scores(self, layer: int, q: Tensor) -> Tensor:
+        self.calls.append(("scores", layer))
+        return super().scores(layer, q)
 
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         self.calls.append(("write", layer, rows.count))
         super().write(layer, rows, k, v)
 
-    def attention_rows(self, layer: int, q: Tensor) -> Tensor:
-        rows = super().attention_rows(layer, q)
+    def weights(self, layer: int, scores: Tensor) -> Tensor:
+        rows = super().weights(layer, scores)
         rows[..., list(self.hidden)] = 0
         return rows
 
@@ -322,8 +323,9 @@ def test_memories_learn_what_is_tracked_and_where_a_refresh_starts() -> None:
         reset = p.method["start_reset"]
         for layer in range(4):
             wanted += [("refresh", layer)] * (layer == reset)
-            wanted += [("select", layer)] * (layer < reset)
+            wanted += [("scores", layer)] * (layer < reset)
             wanted.append(("write", layer, p.rows if layer < reset else length))
+            wanted += [("scores", layer)] * (1 + (layer < reset))
         assert seen == wanted
 
 

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dllm_bench.caching.part import Exact, Part
 from dllm_bench.caching.rows import Rows
+from dllm_bench.lazy import LazyModule
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from dllm_bench.caching.request import Request
     from dllm_bench.decoding.windows import Window
     from dllm_bench.options import Options
+else:
+    torch = LazyModule("torch")
 
-__all__ = ["DenseMemory", "Memory", "PassMemory", "Pieces", "held_bytes"]
+__all__ = ["DenseMemory", "Memory", "PassMemory", "Pieces", "gather_runs", "held_bytes"]
 
-Pieces = list[tuple["Tensor", "Tensor"]]
+# of (keys, values) or (keys, values, bias of the scores), as Network.attend takes them
+Pieces = list[tuple["Tensor", ...]]
 
 
 def held_bytes(tensors: Iterable[Tensor | None]) -> int:
@@ -29,6 +34,20 @@ def held_bytes(tensors: Iterable[Tensor | None]) -> int:
             storage = t.untyped_storage()
             seen[storage.data_ptr()] = storage.nbytes()
     return sum(seen.values())
+
+
+def gather_runs(t: Tensor, first: Tensor, run: int) -> Tensor:
+    """Runs of `run` neighbouring positions of t [B, Hkv, N, d] that begin at first [B, Hkv, n]: [B, Hkv, n * run, d].
+
+    A run is copied as one row, without an index per position, from wherever the buffer lies.
+    """
+    b, h, n, d = t.shape
+    if t.stride(3) != 1 or t.stride(2) != d or t.stride(1) % d or t.stride(0) != h * t.stride(1):
+        t = t.contiguous()
+    step = t.stride(1) // d
+    rows = t.as_strided(((b * h - 1) * step + n - run + 1, run * d), (d, 1))
+    heads = torch.arange(0, b * h * step, step, device=t.device).view(b, h, 1)
+    return rows.index_select(0, (first + heads).flatten()).view(b, h, -1, d)
 
 
 class Memory(Part):
@@ -42,10 +61,12 @@ class Memory(Part):
 
     Attributes:
         base: the refresh method that a spec naming this memory alone means.
+        carries: other memories may lie on it; it then serves `whole` and `gather`.
         takes_values: it takes values without keys (`write_values`); needed on methods that renew values alone.
     """
 
     base: ClassVar[str] = ""
+    carries: ClassVar[bool] = True
     takes_values: ClassVar[bool] = False
     exact_with = Exact()
 
@@ -78,14 +99,6 @@ class Memory(Part):
         if self.lower is not None:
             self.lower.require(positions)
 
-    def select(self, layer: int, q: Tensor, rows: Rows) -> None:
-        """Chooses now, before the write, what the following `read` with the same queries gives.
-
-        A method calls it when it needs `attention_rows` from before and after a write over the same keys.
-        """
-        if self.lower is not None:
-            self.lower.select(layer, q, rows)
-
     @property
     def exact(self) -> bool:
         """Whether rows that a refresh does not write are read in it just as they were written before. A memory that
@@ -108,15 +121,30 @@ class Memory(Part):
         """Keys (after RoPE) and values [B, Hkv, N, d] of all positions in order, for memories above."""
         raise TypeError(f"{type(self).__name__} cannot serve a memory above it")
 
-    def attention_rows(self, layer: int, q: Tensor) -> Tensor:
-        """Attention of a few queries q [B, H, m, d] (after RoPE) over all positions, float32 [B, H, m, N].
+    def gather(self, layer: int, first: Tensor, run: int = 1) -> tuple[Tensor, Tensor]:
+        """Keys (after RoPE) and values [B, Hkv, n * run, d] of the runs of `run` neighbouring positions that begin at
+        first [B, Hkv, n], for memories above. A memory that would have to make `whole` reads only these."""
+        k, v = self.whole(layer)
+        return gather_runs(k, first, run), gather_runs(v, first, run)
 
-        A memory that reads a selection gives what `select` or `read` chose last, and 0 elsewhere.
+    def scores(self, layer: int, q: Tensor) -> Tensor:
+        """Scaled products of a few queries q [B, H, m, d] (after RoPE) with the keys held now, float32 [B, H, m, N]."""
+        return self.network.scores(q, [self.whole(layer)[0]])
+
+    def weights(self, layer: int, scores: Tensor) -> Tensor:
+        """Scores, of this or an earlier moment, to attention over what the last `read` of the layer gave; 0 elsewhere.
+
+        A method that compares the attention from before and after a write takes the scores before it, and the weights
+        of both after the read: so the two are over the same keys.
         """
-        return self.network.attention_rows(q, [self.whole(layer)[0]])
+        return torch.softmax(scores, dim=-1)
+
+    def attention_rows(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of a few queries q [B, H, m, d] over what the last `read` gave, float32 [B, H, m, N]."""
+        return self.weights(layer, self.scores(layer, q))
 
     def readable(self, layer: int) -> Tensor | None:
-        """Ascending positions that `attention_rows` covers for at least one head; None: all."""
+        """Ascending positions that the last `read` of the layer gave to at least one head; None: all."""
         return None
 
     def end_pass(self) -> None:
@@ -143,7 +171,7 @@ class PassMemory(Memory):
     """Keeps nothing: queries read what their own pass has just written."""
 
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
-        self._fresh = [(self.network.rope(k, rows.where), v)]
+        self._fresh: Pieces = [(self.network.rope(k, rows.where), v)]
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
         return self._fresh
@@ -171,7 +199,7 @@ class DenseMemory(Memory):
         places.put(self._v[layer], v, dim=2)
 
     def write_values(self, layer: int, rows: Rows, v: Tensor) -> None:
-        rows.put(self._v[layer], v, dim=2)
+        self.places(rows).put(self._v[layer], v, dim=2)
 
     def read(self, layer: int, q: Tensor, rows: Rows) -> Pieces:
         return [self.whole(layer)]

@@ -59,5 +59,7 @@ METHODS: Registry[Part] = Registry(
         "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
         "elastic_cache": "dllm_bench.methods.elastic_cache:ElasticCache",
         "sparse_dllm": "dllm_bench.methods.sparse_dllm:SparseDllm",
+        "wavefilter": "dllm_bench.methods.wavefilter:WaveFilter",
+        "wavefilter_tuned": "dllm_bench.methods.wavefilter:WaveFilterTuned",
     },
 )

@@ -23,23 +23,28 @@ class Rows:
     """Positions that a pass computes, ascending or not, each once.
 
     A contiguous range is kept as a slice, so taking and writing it copies no index.
+
+    Attributes:
+        lowest: no row lies before it (0 where that is not known without asking the device).
     """
 
     span: slice | None
     index: Tensor | None
     count: int
+    lowest: int = 0
 
     @classmethod
     def range(cls, start: int, stop: int) -> Rows:
         """Positions start … stop - 1."""
-        return cls(slice(start, stop), None, stop - start)
+        return cls(slice(start, stop), None, stop - start, start)
 
     @classmethod
     def of(cls, positions: Sequence[int], device: torch.device) -> Rows:
         """Any positions, in the given order."""
         if positions and list(positions) == list(range(positions[0], positions[0] + len(positions))):
             return cls.range(positions[0], positions[-1] + 1)
-        return cls(None, torch.tensor(positions, device=device, dtype=torch.long), len(positions))
+        index = torch.tensor(positions, device=device, dtype=torch.long)
+        return cls(None, index, len(positions), min(positions, default=0))
 
     @property
     def where(self) -> slice | Tensor:

@@ -120,6 +120,8 @@ def _check_stack(text: str, names: list[str], classes: list[type[Part]]) -> None
     for i, cls in enumerate(above):
         assert issubclass(cls, Memory)
         cls.check_stack(method, tuple(above[:i]))
+        if i and not getattr(above[i - 1], "carries", True):
+            raise UserError(f"method '{text}': '{names[i]}' serves no memory above it: put '{names[i + 1]}' below it")
 
 
 def _assign(

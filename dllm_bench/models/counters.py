@@ -20,6 +20,8 @@ class Counters:
         weight_rows: query rows x layers whose attention weights were computed as such, beside the attention.
         head_rows: rows for which logits were computed.
         selections: times a memory chose a subset of its keys.
+        kept_keys, seen_keys: keys (over key heads) that filtered reads kept, out of those the filter chose among.
+        index_builds: times a memory built anew what it searches a layer's keys with.
     """
 
     nfe: int = 0
@@ -30,6 +32,9 @@ class Counters:
     weight_rows: int = 0
     head_rows: int = 0
     selections: int = 0
+    kept_keys: int = 0
+    seen_keys: int = 0
+    index_builds: int = 0
 
     def reset(self) -> None:
         for f in fields(self):

@@ -107,25 +107,35 @@ class Network:
             cos, sin = cos.to(t.dtype), sin.to(t.dtype)
         return rotate(t, cos, sin)
 
-    def attend(self, q: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def rope_at(self, t: Tensor, positions: Tensor, back: bool = False) -> Tensor:
+        """Rotates t [..., M, d] to any real positions [..., M], outside the table; `back` undoes it."""
+        angles = positions.float().unsqueeze(-1) * self._frequencies()
+        return rotate(t, angles.cos(), -angles.sin() if back else angles.sin())
+
+    def attend(self, q: Tensor, parts: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """Full attention of q [B, H, M, d] over pieces of keys and values [B, Hkv, T, d]: [B, H, M, d].
 
-        Query heads that share a key head are folded into the rows, so keys are never repeated.
+        Query heads that share a key head are folded into the rows, so keys are never repeated. A piece may carry a
+        third tensor [B, Hkv, 1, T] that is added to the scores of all rows: -inf hides a key.
         """
-        k, v = parts[0] if len(parts) == 1 else (torch.cat([p[i] for p in parts], dim=2) for i in (0, 1))
+        k, v = parts[0][:2] if len(parts) == 1 else (torch.cat([p[i] for p in parts], dim=2) for i in (0, 1))
         self.counters.attended_rows += q.shape[0] * q.shape[2]
         b, h, m, d = q.shape
         folded = q if h == k.shape[1] else q.reshape(b, k.shape[1], -1, d)
-        out: Tensor = F.scaled_dot_product_attention(folded, k, v)
+        out: Tensor = F.scaled_dot_product_attention(folded, k, v, attn_mask=_joint_bias(parts))
         return out.view(b, h, m, d) if h != k.shape[1] else out
 
-    def attention_rows(self, q: Tensor, keys: Sequence[Tensor]) -> Tensor:
-        """Softmax rows of a few named queries q [B, H, M, d] over keys [B, Hkv, T, d]: float32 [B, H, M, T]."""
+    def scores(self, q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+        """Scaled products of a few named queries q [B, H, M, d] and keys [B, Hkv, T, d]: float32 [B, H, M, T]."""
         k = keys[0] if len(keys) == 1 else torch.cat(list(keys), dim=2)
         self.counters.weight_rows += q.shape[0] * q.shape[2]
         b, h, m, d = q.shape
-        scores = q.reshape(b, k.shape[1], -1, d) @ k.transpose(-1, -2)
-        return torch.softmax(scores.float().mul_(d**-0.5), dim=-1).view(b, h, m, -1)
+        products = (q.reshape(b, k.shape[1], -1, d) @ k.transpose(-1, -2)).float()
+        return products.mul_(d**-0.5).view(b, h, m, -1)
+
+    def attention_rows(self, q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+        """Softmax rows of a few named queries q [B, H, M, d] over keys [B, Hkv, T, d]: float32 [B, H, M, T]."""
+        return torch.softmax(self.scores(q, keys), dim=-1)
 
     def out(self, layer: int, o: Tensor) -> Tensor:
         """Attention output [B, H, M, d] to the attention branch [B, M, D], to be added to the residual."""
@@ -171,12 +181,21 @@ class Network:
         """Makes the RoPE table at least `length` positions long, so that no pass has to."""
         if self._table is not None and self._table[0].shape[0] >= length and self._table[0].device == self.device:
             return
-        c = self.config
-        length = max(length, c.max_positions)
-        steps = torch.arange(0, c.head_dim, 2, dtype=torch.float32, device=self.device)
-        inverse = 1.0 / (c.rope_theta ** (steps / c.head_dim))
-        angles = torch.outer(torch.arange(length, dtype=torch.float32, device=self.device), inverse)
+        length = max(length, self.config.max_positions)
+        angles = torch.outer(torch.arange(length, dtype=torch.float32, device=self.device), self._frequencies())
         self._table = (angles.cos(), angles.sin())
+
+    def _frequencies(self) -> Tensor:
+        """Radians per position of each pair of channels."""
+        steps = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32, device=self.device)
+        return 1.0 / (self.config.rope_theta ** (steps / self.config.head_dim))
+
+
+def _joint_bias(parts: Sequence[tuple[Tensor, ...]]) -> Tensor | None:
+    """The score biases of all pieces side by side; None where no piece has one."""
+    if all(len(p) == 2 for p in parts):
+        return None
+    return torch.cat([p[2] if len(p) > 2 else p[0].new_zeros(*p[0].shape[:2], 1, p[0].shape[2]) for p in parts], dim=3)
 
 
 def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
