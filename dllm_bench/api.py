@@ -33,6 +33,7 @@ class Generation:
         canvas_tokens: response positions in all.
         seconds: "dense", "partial", "commit", "total". pass_seconds: (kind, seconds) of each pass.
         cache_bytes: bytes held between passes by kind, at their peak; cache_bytes_peak: their sum.
+        nominal_bytes: the same bytes by the formula of a method that has one (bit-packed codes); None elsewhere.
         passes: the trajectory, with `trace=True`.
     """
 
@@ -52,6 +53,7 @@ class Generation:
     cache_bytes_peak: int
     counters: Counters
     passes: list[dict[str, Any]] | None = field(default=None)
+    nominal_bytes: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The fields that `dllm-bench generate --json` prints."""
@@ -90,7 +92,8 @@ def generate(
     settings = decode if isinstance(decode, DecodeSettings) else DecodeSettings.make(decode or {}, model.family)
     spec.build().check(settings)
     canvas = Canvas.make(_ids(prompt_ids), settings, model.config, model.network.device)
-    return _generation(model, denoise(model.network, canvas, spec.build, settings), trace)
+    codec = model.codec if model.has_codec else None
+    return _generation(model, denoise(model.network, canvas, spec.build, settings, codec=codec), trace)
 
 
 def useful_length(ids: Sequence[int], mask_id: int, eos_ids: Sequence[int]) -> int:
@@ -135,6 +138,7 @@ def _generation(model: Model, run: Run, trace: bool) -> Generation:
         cache_bytes_peak=sum(run.cache_bytes.values()),
         counters=run.counters,
         passes=passes if trace else None,
+        nominal_bytes=run.nominal_bytes,
     )
 
 

@@ -18,6 +18,7 @@ class Part:
     Attributes:
         name: as in specs. paper: where it is described, and the code it follows. summary: one line.
         cost: what it computes and holds. notes: where paper and public code differ, and which the default follows.
+        caveat: what must stand beside its name wherever it is shown; empty for most.
     """
 
     name: ClassVar[str] = ""
@@ -25,6 +26,7 @@ class Part:
     summary: ClassVar[str] = ""
     cost: ClassVar[str] = ""
     notes: ClassVar[str] = ""
+    caveat: ClassVar[str] = ""
     options_class: ClassVar[type[Options]] = Options
 
     def __init__(self, options: Options | None = None) -> None:
@@ -37,6 +39,8 @@ METHODS: Registry[Part] = Registry(
     "dllm_bench.caching.part:Part",
     {
         "baseline": "dllm_bench.methods.baseline:Baseline",
+        "depthweave_kv": "dllm_bench.methods.depthweave_kv:DepthWeaveKv",
+        "depthweave_tuned": "dllm_bench.methods.depthweave_kv:DepthWeaveTuned",
         "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
     },
 )

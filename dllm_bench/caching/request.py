@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dllm_bench.decoding.canvas import Canvas
     from dllm_bench.decoding.settings import DecodeSettings
     from dllm_bench.models.network import Network
+    from dllm_bench.models.text import TextCodec
 
 __all__ = ["Request"]
 
@@ -23,12 +24,14 @@ class Request:
         ids: the ids [1, N] of this stream, updated in place by every commit (the unconditional stream of guidance has
             its own, with the prompt masked). Methods read them and never write.
         canvas: the positions: response range, masked ones, dropped ones.
+        codec: what the ids mean as text; None where the model has no tokenizer.
     """
 
     network: Network
     canvas: Canvas
     ids: Tensor
     settings: DecodeSettings
+    codec: TextCodec | None = None
 
     @property
     def length(self) -> int:

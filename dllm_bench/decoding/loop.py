@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from dllm_bench.models.network import Network
+    from dllm_bench.models.text import TextCodec
 else:
     torch = LazyModule("torch")
 
@@ -48,6 +49,8 @@ class Run:
     passes: list[Pass] = field(default_factory=list)
     cache_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes the method held between passes, by kind, at the moment it held most."""
+    nominal_bytes: dict[str, float] | None = None
+    """The same by the formulas of methods that have one; None where none has."""
 
 
 def denoise(
@@ -56,6 +59,7 @@ def denoise(
     make_method: Callable[[], Method],
     settings: DecodeSettings,
     on_pass: Callable[[Window, Output, Decision], None] | None = None,
+    codec: TextCodec | None = None,
 ) -> Run:
     """Decodes one canvas in place.
 
@@ -63,11 +67,12 @@ def denoise(
         make_method: builds the method; guidance needs a second one for its unconditional stream.
         settings: resolved decode settings.
         on_pass: sees each pass's window, logits and decision, for studies of trajectories.
+        codec: of the model, for methods that treat some tokens by what they mean.
     """
     run = Run(canvas, Counters(), Clock(network.device))
     network.counters = run.counters
     network.grow_rope(canvas.length)
-    streams = _Streams(network, canvas, make_method, settings)
+    streams = _Streams(network, canvas, make_method, settings, codec)
     rule = _rule(network, settings, streams.method)
     limits = [n for n in (streams.method.pass_limit(settings), rule.limit(settings.steps_per_block)) if n is not None]
     assert settings.block_length is not None
@@ -119,7 +124,7 @@ def _step(
     run.passes.append(Pass("dense" if dense else "partial", started.count, pairs, streams.method.report()))
     held = streams.bytes()
     if sum(held.values()) > sum(run.cache_bytes.values()):
-        run.cache_bytes = held
+        run.cache_bytes, run.nominal_bytes = held, streams.nominal_bytes()
     if on_pass is not None:
         on_pass(window, output, decision)
 
@@ -128,17 +133,22 @@ class _Streams:
     """The conditional stream and, under guidance, the unconditional one: each has a method of its own."""
 
     def __init__(
-        self, network: Network, canvas: Canvas, make_method: Callable[[], Method], settings: DecodeSettings
+        self,
+        network: Network,
+        canvas: Canvas,
+        make_method: Callable[[], Method],
+        settings: DecodeSettings,
+        codec: TextCodec | None,
     ) -> None:
         self._canvas, self._scale = canvas, settings.cfg_scale
         self.method = make_method()
         self._all = [self.method]
         self._free: torch.Tensor | None = None
-        self.method.begin(Request(network, canvas, canvas.ids, settings))
+        self.method.begin(Request(network, canvas, canvas.ids, settings, codec=codec))
         if self._scale > 0:
             self._free = canvas.unconditional()
             self._all.append(make_method())
-            self._all[1].begin(Request(network, canvas, self._free, settings))
+            self._all[1].begin(Request(network, canvas, self._free, settings, codec=codec))
 
     def forward(self, window: Window) -> Output:
         output = self.method.forward(window)
@@ -166,6 +176,13 @@ class _Streams:
             for kind, held in method.bytes().items():
                 total[kind] = total.get(kind, 0) + held
         return total
+
+    def nominal_bytes(self) -> dict[str, float] | None:
+        total: dict[str, float] = {}
+        for method in self._all:
+            for kind, held in (method.nominal_bytes() or {}).items():
+                total[kind] = total.get(kind, 0) + held
+        return total or None
 
     def end(self) -> None:
         for method in self._all:
