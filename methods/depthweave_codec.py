@@ -1,13 +1,12 @@
 """DepthWeave's codec: low-rank coefficients in 8 bits, and a routed part of what they miss in 4 bits.
 
-Shapes: 2 kinds (K, V), G key heads (of all batch rows), P tokens, d channels, rank r. A vector is one kind of one token of
-one head. Everything here is a function of tensors; the memory of `depthweave_kv` decides what is coded and when.
+Shapes: 2 kinds (K, V), G key heads (of all batch rows), P tokens, d channels, rank r. A vector is one kind of one token
+of one head. Everything here is a function of tensors; what is coded and when is decided by `depthweave_coder`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,26 +23,23 @@ else:
 __all__ = [
     "LARGEST_HEAD",
     "LEVELS",
+    "WHOLE",
     "Base",
     "Codes",
     "Residual",
     "decode",
+    "decode_some",
+    "encode",
     "encode_base",
-    "encode_residual",
-    "fit_basis",
-    "layer_windows",
     "pack_channels",
     "quantize",
-    "route",
-    "second_moment",
-    "token_order",
     "unpack_channels",
 ]
 
 LEVELS = (8, 4, 2)  # residual channels of a routed token, most important tokens first
+WHOLE = len(LEVELS) + 1  # mark of a token that keeps its whole residual; i + 1 marks LEVELS[i], 0 none
 LARGEST_HEAD = 256  # eight channel ids must fit 64 bits
 _BLOCK = 32  # numbers that share a scale
-_WHOLE = len(LEVELS) + 1  # mark of a token that keeps its whole residual; i + 1 marks LEVELS[i], 0 none
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,13 @@ class Residual:
     scales: Tensor
     channels: Tensor | None
 
+    def all_channels(self, d: int) -> Tensor | None:
+        """Channel ids [2, G * n, kept]."""
+        if self.channels is None:
+            return None
+        shape = (*self.values.shape[:2], self.kept)
+        return unpack_channels(self.channels, _bits(d), math.prod(shape)).view(shape)
+
 
 @dataclass(frozen=True)
 class Codes:
@@ -92,6 +95,11 @@ class Codes:
             "means": [self.base.mean],
         }
 
+    def all_marks(self) -> Tensor:
+        """The mark of every token [G, P]."""
+        both = torch.stack((self.marks & 15, self.marks >> 4), dim=2).flatten(1)
+        return both[:, : self.base.coefficients.shape[2]]
+
     def nominal_bytes(self) -> float:
         """Bytes by the formula: r + 2 per block of 32 coefficients + 2 bits per vector; a routed one has rho codes of 4
         bits, rho channel ids and a scale besides, one with its whole residual d codes and a scale per 32 of them."""
@@ -104,78 +112,14 @@ class Codes:
         return total
 
 
-# -- windows and routing ------------------------------------------------------------------------------------------------
-
-
-def layer_windows(layers: int, width: int) -> list[tuple[range, list[int]]]:
-    """Overlapping windows of layers, and the layers that each one codes: those whose nearest middle it has, the lower
-    window in doubt."""
-    width = min(width, layers)
-    starts = [*range(0, layers - width + 1, max(1, width // 2))]
-    if starts[-1] != layers - width:
-        starts.append(layers - width)
-    coded: list[list[int]] = [[] for _ in starts]
-    for layer in range(layers):
-        coded[min(range(len(starts)), key=lambda m: abs(2 * (layer - starts[m]) - width + 1))].append(layer)
-    return [(range(s, s + width), mine) for s, mine in zip(starts, coded, strict=True)]
-
-
-def token_order(mass: Tensor, spike: Tensor, flags: Tensor) -> Tensor:
-    """Tokens [G, P] by importance, best first: ranks of attention mass and spike [G, P], and half as much for a flag."""
-    score = 2 * (_ranks(mass) + _ranks(spike)) + (mass.shape[1] - 1) * flags.long()
-    return score.argsort(dim=1, descending=True, stable=True)
-
-
-def _ranks(t: Tensor) -> Tensor:
-    order = t.argsort(dim=1, stable=True)
-    places = torch.arange(t.shape[1], device=t.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
-
-
-def route(order: Tensor, shares: Sequence[float], scale: float, whole: float) -> Tensor:
-    """The level mark [G, P] of every token: the first `whole` of the order keep everything, the next ones by `shares`
-    (scaled) of LEVELS channels, the rest none."""
-    tokens = order.shape[1]
-    places = torch.zeros(tokens, dtype=torch.uint8)
-    first = 0
-    for mark, share in enumerate(shares, start=1):
-        count = math.floor(share * scale * tokens + 0.5 + 1e-9)
-        places[first : first + count] = mark
-        first += count
-    if whole > 0:
-        places[: max(1, math.floor(whole * tokens + 1e-9))] = _WHOLE
-    marks = torch.empty_like(order, dtype=torch.uint8)
-    return marks.scatter_(1, order, places.to(order.device).expand_as(order))
-
-
-# -- bases ----------------------------------------------------------------------------------------------------------------
-
-
-def second_moment(layers: Sequence[Tensor], weights: Tensor | None) -> Tensor:
-    """Mean of y y^T [2, G, d, d] over layers [2, G, P, d] and tokens, weighted by [G, P]."""
-    total: Tensor | None = None
-    for y in layers:
-        left = y if weights is None else y * weights.to(y.dtype).unsqueeze(2)
-        part = left.transpose(2, 3) @ y
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total / (len(layers) * layers[0].shape[2])
-
-
-def fit_basis(moment: Tensor, rank: int) -> Tensor:
-    """The leading eigenvectors as rows [2, G, min(rank, d), d], in fp16 as they are kept and used."""
-    vectors = torch.linalg.eigh(moment).eigenvectors
-    return vectors[..., -min(rank, moment.shape[-1]) :].flip(-1).transpose(2, 3).half().contiguous()
-
-
-# -- numbers to codes -----------------------------------------------------------------------------------------------------
+# -- numbers to codes -------------------------------------------------------------------------------------------------
 
 
 def quantize(t: Tensor, top: int, block: int = _BLOCK) -> tuple[Tensor, Tensor]:
     """Codes in [-top, top] (int8) of t [..., n], and fp16 scales [..., ceil(n / block)] of blocks along n."""
     n, dtype = t.shape[-1], t.dtype
     block = min(block, n)
-    t = F.pad(t, (0, -n % block)).unflatten(-1, (-1, block))
+    t = torch.unflatten(F.pad(t, (0, -n % block)), -1, (-1, block))
     scales = (t.abs().amax(dim=-1) / top).clamp(min=1e-12).half().to(dtype).clamp(min=6e-8).half()
     codes = (t / scales.to(dtype).unsqueeze(-1)).round_().clamp_(-top, top)
     return codes.flatten(-2)[..., :n].to(torch.int8), scales
@@ -218,30 +162,29 @@ def unpack_channels(packed: Tensor, bits: int, count: int) -> Tensor:
     return ids.flatten()[:count]
 
 
-def encode_base(y: Tensor, mean: Tensor | None, basis: Tensor) -> tuple[Base, Tensor]:
-    """The low-rank part of y [2, G, P, d] (its mean off already), and what that part misses."""
-    rows = basis.to(y.dtype)
-    coefficients, scales = quantize(y @ rows.transpose(2, 3), 127)
-    left = y - _dequantize(coefficients, scales, y.dtype) @ rows
-    return Base(coefficients, scales, mean, basis), left
+def encode_base(y: Tensor, mean: Tensor | None, basis: Tensor) -> Base:
+    """The low-rank part of y [2, G, P, d], its mean off already."""
+    coefficients, scales = quantize(y @ basis.to(y.dtype).transpose(2, 3), 127)
+    return Base(coefficients, scales, mean, basis)
 
 
-def encode_residual(base: Base, left: Tensor, marks: Tensor) -> Codes:
-    """Codes of one layer: the base, and of `left` [2, G, P, d] what the marks [G, P] keep."""
+def encode(base: Base, y: Tensor, marks: Tensor) -> Codes:
+    """Codes of one layer: the base, and of what it misses of y [2, G, P, d] as much as the marks [G, P] say."""
+    left = y - _dequantize(base.coefficients, base.scales, y.dtype) @ base.basis.to(y.dtype)
     flat, found = left.flatten(1, 2), marks.flatten()
     residuals = []
-    for mark in range(1, _WHOLE + 1):
+    for mark in range(1, WHOLE + 1):
         where = (found == mark).nonzero()[:, 0]
         if len(where):
             chosen = flat.index_select(1, where)
-            residuals.append(_whole(chosen) if mark == _WHOLE else _largest(chosen, mark))
+            residuals.append(_whole(chosen) if mark == WHOLE else _largest(chosen, mark))
     even = F.pad(marks, (0, marks.shape[1] % 2))
     return Codes(base, even[:, ::2] | even[:, 1::2] << 4, tuple(residuals))
 
 
 def _whole(left: Tensor) -> Residual:
     codes, scales = quantize(left, 7)
-    return Residual(_WHOLE, left.shape[2], _pack(codes), scales, None)
+    return Residual(WHOLE, left.shape[2], _pack(codes), scales, None)
 
 
 def _largest(left: Tensor, mark: int) -> Residual:
@@ -258,40 +201,45 @@ def _largest(left: Tensor, mark: int) -> Residual:
     return Residual(mark, kept, _pack(codes), scales, pack_channels(channels, _bits(left.shape[2])))
 
 
-# -- codes to numbers -----------------------------------------------------------------------------------------------------
+# -- codes to numbers -------------------------------------------------------------------------------------------------
 
 
-def decode(codes: Codes, dtype: torch.dtype, heads: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
-    """Keys (before RoPE) and values [2, n, m, d] of tokens [n, m], one row for each of heads [n]; None: of all."""
-    base, count = codes.base, codes.base.coefficients.shape[2]
-    flat, coefficients, scales, basis, mean = None, base.coefficients, base.scales, base.basis, base.mean
-    if heads is not None and tokens is not None:
-        flat = (heads.unsqueeze(1) * count + tokens).flatten()
-        coefficients, scales = (
-            t.flatten(1, 2).index_select(1, flat).unflatten(1, tokens.shape) for t in (coefficients, scales)
-        )
-        basis, mean = basis.index_select(1, heads), None if mean is None else mean.index_select(1, heads)
-    out = _dequantize(coefficients, scales, dtype) @ basis.to(dtype)
-    marks = torch.stack((codes.marks & 15, codes.marks >> 4), dim=2).flatten(1)[:, :count].flatten()
+def decode(codes: Codes, dtype: torch.dtype, heads: slice = slice(None)) -> Tensor:
+    """Keys (before RoPE) and values [2, n, P, d] of all tokens, for a range of the heads."""
+    base, marks = codes.base, codes.all_marks()
+    out = _dequantize(base.coefficients[:, heads], base.scales[:, heads], dtype) @ base.basis[:, heads].to(dtype)
     for part in codes.residuals:
-        _add(out, part, marks, flat)
-    return out if mean is None else out.add_(mean)
+        per_head = part.values.shape[1] // len(marks)
+        first, last, _ = heads.indices(len(marks))
+        rows = slice(first * per_head, last * per_head)
+        where = (marks[heads] == part.mark).flatten().nonzero()[:, 0]
+        channels = part.all_channels(out.shape[3])
+        _add(out, where, part.values[:, rows], part.scales[:, rows], None if channels is None else channels[:, rows])
+    return out if base.mean is None else out.add_(base.mean[:, heads])
 
 
-def _add(out: Tensor, part: Residual, marks: Tensor, flat: Tensor | None) -> None:
-    """Adds one level's residual to out [2, n, m, d] of the vectors `flat` (None: all), in place."""
-    d, mine = out.shape[3], marks == part.mark
-    values, scales, channels = part.values, part.scales, None
-    if part.channels is not None:
-        channels = unpack_channels(part.channels, _bits(d), values.shape[:2].numel() * part.kept)
-        channels = channels.view(*values.shape[:2], part.kept)
-    if flat is None:
-        where = mine.nonzero()[:, 0]
-    else:
+def decode_some(codes: Codes, dtype: torch.dtype, heads: Tensor, tokens: Tensor) -> Tensor:
+    """The same [2, n, m, d] of some tokens [n, m] alone, a row of them for each of heads [n]."""
+    base, marks = codes.base, codes.all_marks()
+    flat = (heads.unsqueeze(1) * marks.shape[1] + tokens).flatten()
+    coefficients, scales = (
+        torch.unflatten(t.flatten(1, 2).index_select(1, flat), 1, tokens.shape)
+        for t in (base.coefficients, base.scales)
+    )
+    out = _dequantize(coefficients, scales, dtype) @ base.basis.index_select(1, heads).to(dtype)
+    for part in codes.residuals:
+        mine = marks.flatten() == part.mark
         where = mine.index_select(0, flat).nonzero()[:, 0]
-        stored = (mine.cumsum(0) - 1).index_select(0, flat.index_select(0, where))
-        values, scales = values.index_select(1, stored), scales.index_select(1, stored)
-        channels = None if channels is None else channels.index_select(1, stored)
+        rows = (mine.cumsum(0) - 1).index_select(0, flat.index_select(0, where))
+        values, scales = part.values.index_select(1, rows), part.scales.index_select(1, rows)
+        channels = part.all_channels(out.shape[3])
+        _add(out, where, values, scales, None if channels is None else channels.index_select(1, rows))
+    return out if base.mean is None else out.add_(base.mean.index_select(1, heads))
+
+
+def _add(out: Tensor, where: Tensor, values: Tensor, scales: Tensor, channels: Tensor | None) -> None:
+    """Adds residuals to the vectors `where` of out [2, n, m, d], counted over heads and tokens, in place."""
+    d = out.shape[3]
     numbers = _dequantize(_unpack(values), scales, out.dtype)
     if channels is None:
         out.view(2, -1, d).index_add_(1, where, numbers)
