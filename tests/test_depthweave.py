@@ -16,6 +16,9 @@ from dllm_bench.caching.spec import parse_method
 from dllm_bench.decoding.canvas import Canvas
 from dllm_bench.decoding.loop import denoise
 from dllm_bench.decoding.settings import DecodeSettings
+from dllm_bench.methods import depthweave_kv
+from dllm_bench.methods.depthweave_codec import Codes
+from dllm_bench.methods.depthweave_coder import Coder
 from dllm_bench.methods.depthweave_kv import DepthWeaveKv
 from dllm_bench.models.hub import Model
 from dllm_bench.models.text import ChatTemplate, TextCodec
@@ -43,6 +46,39 @@ def test_nearly_lossless_codes_decode_like_the_base(name: str, mode: str) -> Non
     assert [p["committed"] for p in made.passes or []] == [p["committed"] for p in base.passes or []]
     assert made.counters.row_layers == base.counters.row_layers
     assert made.counters.attended_rows == base.counters.attended_rows
+
+
+@pytest.fixture
+def lossless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes that hold what was coded: all that is left of the memory is where rows go and when."""
+    kept: dict[int, tuple[Codes, torch.Tensor]] = {}
+    close = Coder.close
+
+    def keep(self: Coder, layer: int, rest: Any) -> dict[int, Codes]:
+        fresh = dict(self.fresh)
+        made = close(self, layer, rest)
+        for i, codes in made.items():
+            kept[id(codes)] = (codes, fresh[i].raw[:, :, :, : self._prompt].flatten(1, 2).clone())
+        return made
+
+    monkeypatch.setattr(Coder, "close", keep)
+    monkeypatch.setattr(depthweave_kv, "decode", lambda codes, dtype, heads: kept[id(codes)][1][:, heads])
+
+
+@pytest.mark.usefixtures("lossless")
+@pytest.mark.parametrize("name", [GQA, MHA, "dream_fastdllm"])
+@pytest.mark.parametrize("mode", ["dual", "prefix"])
+@pytest.mark.parametrize("cfg_scale", [0.0, 0.7])
+def test_without_loss_it_decodes_like_the_base(name: str, mode: str, cfg_scale: float) -> None:
+    settings = {**DECODE, "cfg_scale": cfg_scale}
+    runs = [
+        generate(model(name, "float64"), ids(50), m, {"mode": mode}, settings, trace=True)
+        for m in ("fast_dllm", "depthweave_kv")
+    ]
+    assert runs[0].output_ids == runs[1].output_ids
+    committed = [[p["committed"] for p in made.passes or []] for made in runs]
+    assert committed[0] == committed[1]
+    assert runs[0].counters.row_layers == runs[1].counters.row_layers
 
 
 def test_coarse_codes_do_change_the_run() -> None:
