@@ -120,7 +120,7 @@ def quantize(t: Tensor, top: int, block: int = _BLOCK) -> tuple[Tensor, Tensor]:
     n, dtype = t.shape[-1], t.dtype
     block = min(block, n)
     t = torch.unflatten(F.pad(t, (0, -n % block)), -1, (-1, block))
-    scales = (t.abs().amax(dim=-1) / top).clamp(min=1e-12).half().to(dtype).clamp(min=6e-8).half()
+    scales = (t.abs().amax(dim=-1) / top).half().to(dtype).clamp(min=6e-8).half()
     codes = (t / scales.to(dtype).unsqueeze(-1)).round_().clamp_(-top, top)
     return codes.flatten(-2)[..., :n].to(torch.int8), scales
 

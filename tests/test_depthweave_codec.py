@@ -174,6 +174,8 @@ def test_the_order_is_by_ranks_and_a_flag_is_half_a_rank() -> None:
     assert token_order(mass, spike, none).tolist() == [[0, 2, 3, 1, 4]]
     flags = torch.tensor([[False, False, False, True, True]])
     assert token_order(mass, spike, flags).tolist() == [[3, 0, 2, 4, 1]]
+    flags = torch.tensor([[False, True, False, False, False]])
+    assert token_order(mass, spike, flags).tolist() == [[0, 1, 2, 3, 4]], "a flag is worth 4 of 5 tokens"
 
 
 def test_permuting_tokens_permutes_the_routing() -> None:
