@@ -2,90 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from depthweave_data import low_rank_data, rand
-from golden_cases import model
+from depthweave_data import MHA, WINDOW, Bench, error
 from torch import Tensor
 
-from dllm_bench.caching.memory import DenseMemory, Memory, PassMemory
-from dllm_bench.caching.request import Request
+from dllm_bench.caching.memory import Memory, PassMemory
 from dllm_bench.caching.rows import Rows
-from dllm_bench.decoding.canvas import Canvas
-from dllm_bench.decoding.settings import DecodeSettings
-from dllm_bench.decoding.windows import Window
 from dllm_bench.methods import depthweave_coder
 from dllm_bench.methods.depthweave_codec import Codes
-from dllm_bench.methods.depthweave_kv import DepthWeaveKv, DepthWeaveKvOptions
-
-GQA, MHA = "llada_depthweave/gqa", "llada_depthweave/mha"
-
-WINDOW = Window(0, 0, 1, 0, 1, (0,))
-
-
-class Bench:
-    """A memory fed with given keys and values, without a network pass around it."""
-
-    def __init__(self, prompt: int = 40, gen: int = 8, name: str = GQA, dtype: str = "float64", batch: int = 1,
-                 start: int | None = None, **options: Any) -> None:  # fmt: skip
-        self.net = model(name, dtype).network
-        self.length, self.batch = prompt + gen, batch
-        ids = torch.arange(self.length).remainder(100).repeat(batch, 1)
-        canvas = Canvas(ids[:1], prompt if start is None else start, self.length, self.net.config.mask_id, ())
-        settings = DecodeSettings.make({"gen_length": gen}, "llada")
-        values = dataclasses.replace(DepthWeaveKvOptions(rank=16), **options)
-        self.memory = DepthWeaveKv(values, DenseMemory())
-        self.memory.begin(Request(self.net, canvas, ids, settings))
-        self.exact: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def tensors(self, layer: int, rows: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        c = self.net.config
-        dtype, s = self.net.dtype, 1000 * seed + layer
-        kv = [low_rank_data(self.batch * c.num_kv_heads, rows, c.head_dim, s)[i].to(dtype) for i in (0, 1)]
-        k, v = (t.view(self.batch, c.num_kv_heads, rows, c.head_dim) for t in kv)
-        return 2 * rand(self.batch, c.num_heads, rows, c.head_dim, seed=s).to(dtype), k, v
-
-    def layer(self, layer: int, rows: Rows, seed: int) -> tuple[Tensor, Tensor]:
-        q, k, v = self.tensors(layer, rows.count, seed)
-        turned = self.net.rope(k, rows.where)
-        if layer not in self.exact:
-            shape = (*k.shape[:2], self.length, k.shape[3])
-            self.exact[layer] = (k.new_zeros(shape), k.new_zeros(shape))
-        rows.put(self.exact[layer][0], turned, dim=2)
-        rows.put(self.exact[layer][1], v, dim=2)
-        self.memory.write(layer, rows, k, v)
-        ((read_k, read_v),) = self.memory.read(layer, self.net.rope(q, rows.where), rows)
-        return read_k.clone(), read_v.clone()
-
-    def run(
-        self, rows: Rows, refresh: bool, seed: int = 0, refresh_from: int | None = None
-    ) -> list[tuple[Tensor, Tensor]]:
-        self.memory.begin_pass(WINDOW, refresh)
-        found = []
-        for layer in range(self.net.config.num_layers):
-            if refresh_from == layer:
-                self.memory.begin_refresh(layer)
-            full = refresh_from is not None and layer >= refresh_from
-            found.append(self.layer(layer, Rows.range(0, self.length) if full else rows, seed))
-        self.memory.end_pass()
-        return found
-
-    def refresh(self, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-        return self.run(Rows.range(0, self.length), True, seed)
-
-    def whole(self) -> list[tuple[Tensor, Tensor]]:
-        self.memory.begin_pass(WINDOW, False)
-        found = [tuple(t.clone() for t in self.memory.whole(i)) for i in range(self.net.config.num_layers)]
-        self.memory.end_pass()
-        return found  # type: ignore[return-value]
-
-
-def error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
 
 
 def test_a_refresh_reads_exactly_and_later_passes_read_codes() -> None:
@@ -150,6 +77,33 @@ def test_a_read_before_a_write_in_the_same_pass_sees_the_write_afterwards() -> N
     kept = [p for p in range(48) if p not in (4, 41)]
     assert error([found[:, :, [4, 41]]], [bench.exact[0][0][:, :, [4, 41]]]) == 0
     assert error([found[:, :, kept]], [before[:, :, kept]]) == 0
+
+
+def test_layers_of_one_pass_may_have_other_rows() -> None:
+    bench = Bench()
+    bench.refresh()
+    bench.memory.begin_pass(WINDOW, False)
+    for layer, positions in enumerate(([3, 41], [9, 45], [1, 3], [40, 47], [41, 3])):
+        found = bench.layer(layer, Rows.of(positions, torch.device("cpu")), seed=1)
+        at = [[t[:, :, positions] for t in pair] for pair in (found, bench.exact[layer])]
+        assert error(at[0], at[1]) == 0
+    bench.memory.end_pass()
+    for layer, positions in enumerate(([3, 41], [9, 45], [1, 3], [40, 47], [41, 3])):
+        at = [[t[:, :, positions] for t in pair] for pair in (bench.whole()[layer], bench.exact[layer])]
+        assert error(at[0], at[1]) == 0
+
+
+def test_a_layer_may_be_read_before_its_refresh_begins() -> None:
+    bench = Bench()
+    bench.refresh()
+    bench.memory.begin_pass(WINDOW, False)
+    bench.memory.whole(0)
+    bench.memory.begin_refresh(0)
+    for layer in range(5):
+        assert error(bench.layer(layer, Rows.range(0, 48), 1), bench.exact[layer]) == 0
+    bench.memory.end_pass()
+    for layer, found in enumerate(bench.whole()):
+        assert error([t[:, :, :40] for t in found], [t[:, :, :40] for t in bench.exact[layer]]) < 0.6
 
 
 def test_values_alone_can_be_written_behind_the_prompt() -> None:
