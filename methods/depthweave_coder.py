@@ -218,6 +218,8 @@ class Coder:
                 made |= self._code(window)
         needed = min((w.layers[0] for w in self.windows if w.layers[-1] > layer), default=layer + 1)
         self.fresh = {i: f for i, f in self.fresh.items() if i >= needed}
+        if not self.fresh:
+            self._flags = None
         return made
 
     def _code(self, window: LayerWindow) -> dict[int, Codes]:
@@ -259,7 +261,7 @@ class Coder:
         return 1 + 5 * self._prompt * mass / total
 
     def _delimiters(self, heads: int) -> Tensor:
-        """Which prompt tokens are delimiters, for every head [G, P]; the prompt never changes."""
+        """Which prompt tokens are delimiters, for every head [G, P]; the windows of a refresh share them."""
         if self._flags is None:
             wanted = self._options.delimiters
             if wanted == "auto":

@@ -124,7 +124,7 @@ def test_infill(fill: str) -> None:
     start = int(fill.split(":")[0])
     per_row = 8 * net.config.num_layers * net.config.num_kv_heads * net.config.head_dim
     assert made.cache_bytes["keys"] == (40 - start) * per_row
-    assert (made.cache_bytes["codes"] > 0) == (start > 0)
+    assert (made.cache_bytes["codes"] > 0) == (made.cache_bytes["bases"] > 0) == (start > 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -10,9 +10,11 @@ from depthweave_data import MHA, WINDOW, Bench, error
 from torch import Tensor
 
 from dllm_bench.caching.memory import Memory, PassMemory
+from dllm_bench.caching.request import Request
 from dllm_bench.caching.rows import Rows
 from dllm_bench.methods import depthweave_coder
 from dllm_bench.methods.depthweave_codec import Codes
+from dllm_bench.models.network import Network
 
 
 def test_a_refresh_reads_exactly_and_later_passes_read_codes() -> None:
@@ -309,6 +311,39 @@ def test_only_response_rows_are_watched() -> None:
     assert shown[0][1] == pytest.approx(shown[1][1])
     for a, b in zip(shown[0][0], shown[1][0], strict=True):
         torch.testing.assert_close(list(a), list(b))
+
+
+def reachable(root: Any) -> dict[int, int]:
+    """Bytes of every storage that attributes, lists and dicts lead to from an object of the memory."""
+    sizes: dict[int, int] = {}
+    left, seen = [root], set()
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, Request | Network):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            sizes[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+        elif hasattr(one, "__dict__"):
+            left += vars(one).values()
+    return sizes
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_every_byte_held_between_passes_is_counted(center: bool) -> None:
+    bench = Bench(name=MHA, center=center, dense_top=0.1)
+    for step in range(2):
+        bench.refresh(seed=step)
+        bench.run(Rows.range(38, 43), False, seed=5)
+        held = bench.memory.bytes()
+        assert sum(held.values()) == sum(reachable(bench.memory).values())
+        assert (held["means"] > 0) == center
+        # two windows of two kinds and two heads: the upper triangle of 32 x 32, and 16 rows in fp16
+        assert (held["moments"], held["bases"]) == (8 * 528 * 8, 8 * 16 * 32 * 2)
 
 
 def test_nothing_is_held_after_a_request() -> None:
