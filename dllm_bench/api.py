@@ -37,6 +37,7 @@ class Generation:
         canvas_tokens: response positions in all.
         seconds: "dense", "partial", "commit", "total". pass_seconds: (kind, seconds) of each pass.
         cache_bytes: bytes held between passes by kind, at their peak; cache_bytes_peak: their sum.
+        nominal_bytes: the same bytes by the formula of a method that has one (bit-packed codes); None elsewhere.
         passes: the trajectory, with `trace=True`.
         preparation: "rows", "row_layers" and "seconds" of state that requests can share, where it was made for this one
             alone; not part of counters and seconds. None where it was given (`prepare`) or is not needed.
@@ -61,6 +62,7 @@ class Generation:
     passes: list[dict[str, Any]] | None = field(default=None)
     preparation: dict[str, float] | None = None
     probe: dict[str, float] | None = None
+    nominal_bytes: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The fields that `dllm-bench generate --json` prints."""
@@ -96,7 +98,9 @@ def generate(
         UserError: one line naming what is wrong and the nearest valid choice; nothing was computed.
     """
     spec, settings, canvas = _laid_out(model, prompt_ids, method, options, decode, span)
-    return _generation(model, denoise(model.network, canvas, spec.build, settings, None, span, shared, trace), trace)
+    codec = model.codec if model.has_codec else None
+    run = denoise(model.network, canvas, spec.build, settings, None, span, shared, trace, codec)
+    return _generation(model, run, trace)
 
 
 def prepare(
@@ -195,6 +199,7 @@ def _generation(model: Model, run: Run, trace: bool) -> Generation:
         passes=passes if trace else None,
         preparation=asdict(run.preparation) if run.preparation is not None else None,
         probe=asdict(run.probe) if run.probe is not None else None,
+        nominal_bytes=run.nominal_bytes,
     )
 
 

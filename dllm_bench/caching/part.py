@@ -32,6 +32,7 @@ class Part:
         exact_with: when it changes nothing; None: it makes no such promise.
         check_with: options with which it does its work on the short prompts of conformance too (a smallest length that
             would turn it off, set to 0).
+        caveat: what must stand beside its name wherever it is shown; empty for most.
     """
 
     name: ClassVar[str] = ""
@@ -39,6 +40,7 @@ class Part:
     summary: ClassVar[str] = ""
     cost: ClassVar[str] = ""
     notes: ClassVar[str] = ""
+    caveat: ClassVar[str] = ""
     options_class: ClassVar[type[Options]] = Options
     exact_with: ClassVar[Exact | None] = None
     check_with: ClassVar[Mapping[str, Any]] = {}
@@ -56,6 +58,8 @@ METHODS: Registry[Part] = Registry(
         "baseline": "dllm_bench.methods.baseline:Baseline",
         "dkv_cache": "dllm_bench.methods.dkv_cache:DkvCache",
         "dllm_cache": "dllm_bench.methods.dllm_cache:DllmCache",
+        "depthweave_kv": "dllm_bench.methods.depthweave_kv:DepthWeaveKv",
+        "depthweave_tuned": "dllm_bench.methods.depthweave_kv:DepthWeaveTuned",
         "fast_dllm": "dllm_bench.methods.fast_dllm:FastDllm",
         "elastic_cache": "dllm_bench.methods.elastic_cache:ElasticCache",
         "sparse_dllm": "dllm_bench.methods.sparse_dllm:SparseDllm",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dllm_bench.decoding.canvas import Canvas
     from dllm_bench.decoding.settings import DecodeSettings
     from dllm_bench.models.network import Network
+    from dllm_bench.models.text import TextCodec
 
 __all__ = ["Request"]
 
@@ -27,6 +28,7 @@ class Request:
         span: the half-open range of positions that other requests hold too, as the task declares it; once the method
             has begun, the range that `shared` stands for.
         shared: state made outside of this request. Methods read it and never write.
+        codec: what the ids mean as text; None where the model has no tokenizer.
     """
 
     network: Network
@@ -35,6 +37,7 @@ class Request:
     settings: DecodeSettings
     span: tuple[int, int] | None = None
     shared: Shared | None = None
+    codec: TextCodec | None = None
 
     @property
     def length(self) -> int:

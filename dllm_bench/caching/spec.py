@@ -37,14 +37,15 @@ class MethodSpec:
 
     @property
     def label(self) -> str:
-        """Name with the options that differ from their defaults, for captions."""
+        """Name with the options that differ from their defaults and the caveats of its parts, for captions."""
         changed = []
         for part, options in self.parts:
             standard = type(options)().as_dict()
             for key, value in options.as_dict().items():
                 if value != standard[key]:
                     changed.append(f"{self._key(part, key)}={_shown(value)}")
-        return f"{self.name}({','.join(changed)})" if changed else self.name
+        caveats = [f" [{c}]" for c in dict.fromkeys(METHODS.get(part).caveat for part, _ in self.parts) if c]
+        return self.name + (f"({','.join(changed)})" if changed else "") + "".join(caveats)
 
     def _key(self, part: str, key: str) -> str:
         return f"{part}.{key}" if len(self.parts) > 1 else key

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from dllm_bench.models.network import Network
+    from dllm_bench.models.text import TextCodec
 else:
     torch = LazyModule("torch")
 
@@ -54,6 +55,8 @@ class Run:
     """What it took to make shared state for this request alone, outside of its counters and clock."""
     probe: Cost | None = None
     """The part of counters and clock that went into the method's probe."""
+    nominal_bytes: dict[str, float] | None = None
+    """The same by the formulas of methods that have one; None where none has."""
 
 
 def denoise(
@@ -65,6 +68,7 @@ def denoise(
     span: tuple[int, int] | None = None,
     shared: Shared | None = None,
     trace: bool = True,
+    codec: TextCodec | None = None,
 ) -> Run:
     """Decodes one canvas in place.
 
@@ -75,11 +79,12 @@ def denoise(
         span: the positions that other requests hold too, as the task declares them.
         shared: state made before, for the method that shares it.
         trace: keep what the method decided in each pass (selections can be as long as the context).
+        codec: of the model, for methods that treat some tokens by what they mean.
     """
     run = Run(canvas, Counters(), Clock(network.device))
     network.counters = run.counters
     network.grow_rope(canvas.length)
-    streams = Streams(network, canvas, make_method, settings, span, shared)
+    streams = Streams(network, canvas, make_method, settings, span, shared, codec)
     run.preparation = streams.preparation
     steps = settings.steps_per_block
     try:
@@ -125,7 +130,7 @@ def _book(
     run.passes.append(Pass(kind, rows.count, pairs, streams.report() if trace else {}))
     held = streams.bytes()
     if sum(held.values()) > sum(run.cache_bytes.values()):
-        run.cache_bytes = held
+        run.cache_bytes, run.nominal_bytes = held, streams.nominal_bytes()
 
 
 def _step(

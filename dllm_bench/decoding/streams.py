@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from dllm_bench.models.network import Network
+    from dllm_bench.models.text import TextCodec
 else:
     torch = LazyModule("torch")
 
@@ -39,6 +40,7 @@ class Streams:
         settings: DecodeSettings,
         span: tuple[int, int] | None,
         shared: Shared | None,
+        codec: TextCodec | None,
     ) -> None:
         self._canvas, self._scale = canvas, settings.cfg_scale
         self._free = canvas.unconditional() if self._scale > 0 else None
@@ -46,10 +48,10 @@ class Streams:
         # passes left that reuse the difference of the streams, and that difference by position
         self._held = 0
         self._difference: dict[int, torch.Tensor] = {}
-        requests = [Request(network, canvas, canvas.ids, settings, span, shared)]
+        requests = [Request(network, canvas, canvas.ids, settings, span, shared, codec)]
         if self._free is not None:
             # it holds masks where the prompt was: the shared state that was given does not stand for those
-            requests.append(Request(network, canvas, self._free, settings, span))
+            requests.append(Request(network, canvas, self._free, settings, span, codec=codec))
         self._all = [make_method() for _ in requests]
         provided = [provide(method, request) for method, request in zip(self._all, requests, strict=True)]
         costs = [made.cost for _, made in provided if made is not None]
@@ -131,6 +133,14 @@ class Streams:
             for kind, held in method.bytes().items():
                 total[kind] = total.get(kind, 0) + held
         return total
+
+    def nominal_bytes(self) -> dict[str, float] | None:
+        """Bytes by the formulas of the methods that have one."""
+        total: dict[str, float] = {}
+        for method in self._all:
+            for kind, held in (method.nominal_bytes() or {}).items():
+                total[kind] = total.get(kind, 0) + held
+        return total or None
 
     def end(self) -> None:
         for method in self._all:

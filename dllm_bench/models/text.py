@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,6 +102,14 @@ class TextCodec:
         found: int | None = self.tokenizer.token_to_id(token) if token else None
         return found
 
+    @cached_property
+    def delimiter_ids(self) -> frozenset[int]:
+        """Tokens that part a text: line breaks, punctuation, and special tokens, those of chat templates among them."""
+        special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        plain = sorted(set(self.tokenizer.get_vocab(with_added_tokens=True).values()) - special)
+        texts = self.tokenizer.decode_batch([[i] for i in plain], skip_special_tokens=False)
+        return frozenset(special | {i for i, text in zip(plain, texts, strict=True) if _parts(text)})
+
     def identity(self) -> str:
         """Hash of tokenizer and template."""
         return self._identity
@@ -108,6 +118,14 @@ class TextCodec:
     def _identity(self) -> str:
         parts = [self.tokenizer.to_str(), self.template.name, self.template.render("\x00", "\x01")]
         return hashlib.sha256("\x02".join(parts).encode()).hexdigest()[:16]
+
+
+def _parts(text: str) -> bool:
+    """Whether a token is nothing but punctuation, or a blank with a line break in it."""
+    inner = text.strip()
+    if not inner:
+        return "\n" in text or "\r" in text
+    return all(c in string.punctuation or unicodedata.category(c).startswith("P") for c in inner)
 
 
 def load_codec(folder: Path, family: str, template: str = "auto") -> TextCodec | None:
