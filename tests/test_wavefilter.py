@@ -227,6 +227,40 @@ def test_a_pass_that_renews_all_that_is_filtered_reads_all() -> None:
         assert (piece[0].shape[2] == 30) == dense and (bench.memory.kept(0) is None) == dense
 
 
+def test_few_rows_of_a_short_prompt_renew_nothing() -> None:
+    bench = Bench(8, 1, 1, 8, {}, response=16)
+    bench.read()
+    bench.memory.begin_pass(Window(0, 8, 12, 1, 4, (8,)), refresh=False)
+    rows = Rows.of([0, *range(9, 17)], torch.device("cpu"))
+    bench.memory.write(0, rows, *torch.ones(2, 1, 1, 9, 8).unbind(0))
+    bench.memory.read(0, bench.q, bench.rows)
+    assert bench.memory.kept(0) is not None
+
+
+def test_a_refresh_reads_all() -> None:
+    bench = Bench(24, 1, 1, 8, {})
+    window = Window(0, 24, 28, 1, 4, (24,))
+    bench.memory.begin_pass(window, refresh=True)
+    assert bench.memory.read(0, bench.q, bench.rows)[0][0].shape[2] == 32
+    bench.memory.begin_pass(window, refresh=False)
+    bench.memory.begin_refresh(0)
+    assert bench.memory.read(0, bench.q, bench.rows)[0][0].shape[2] == 32
+    assert bench.memory.kept(0) is None and bench.read()[0].shape[2] < 32
+
+
+def test_other_tokens_can_be_required_while_a_selection_lasts() -> None:
+    bench = Bench(64, 1, 1, 8, {"reselect_every": 9, "keep": [0.1, 0.1]})
+    for required in ([], [20, 21], [33], []):
+        bench.memory.require(required)
+        piece, kept = bench.read(), bench.memory.kept(0)
+        assert kept is not None and set(required) <= set(kept[0])
+        shown = torch.full((bench.length,), -math.inf)
+        shown[64:] = 0
+        shown[kept[0]] = 0
+        whole = bench.net.attend(bench.q, [(bench.k, bench.v, shown.view(1, 1, 1, -1))])
+        torch.testing.assert_close(bench.net.attend(bench.q, [piece]), whole)
+
+
 def test_fresh_values_reach_a_selection_that_lasts() -> None:
     bench = Bench(32, 1, 1, 8, {"reselect_every": 4})
     bench.read()
@@ -288,6 +322,7 @@ def test_the_best_share_is_stable_and_ascending() -> None:
     scores = torch.tensor([[3.0, 1.0, 3.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [1e-30, 2e-30, 5.0, 0.0, 4.0]])
     assert best_share(scores, 0.4).tolist() == [[0, 2], [0, 1], [2, 4]]
     assert best_share(scores, 0.41).tolist() == [[0, 2, 4], [0, 1, 2], [1, 2, 4]]
+    assert best_share(torch.rand(25), 0.28).shape == (7,)  # 0.28 * 25 is a little more than 7 in floating point
     assert best_share(scores, 0.01).tolist() == [[0], [0], [2]]
 
 
