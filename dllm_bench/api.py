@@ -37,6 +37,7 @@ class Generation:
         canvas_tokens: response positions in all.
         seconds: "dense", "partial", "commit", "total". pass_seconds: (kind, seconds) of each pass.
         cache_bytes: bytes held between passes by kind, at their peak; cache_bytes_peak: their sum.
+        nominal_bytes: the same bytes by the formula of a method that has one (bit-packed codes); None elsewhere.
         passes: the trajectory, with `trace=True`.
         preparation: "rows", "row_layers" and "seconds" of state that requests can share, where it was made for this one
             alone; not part of counters and seconds. None where it was given (`prepare`) or is not needed.
@@ -59,6 +60,7 @@ class Generation:
     cache_bytes_peak: int
     counters: Counters
     passes: list[dict[str, Any]] | None = field(default=None)
+    nominal_bytes: dict[str, float] | None = None
     preparation: dict[str, float] | None = None
     probe: dict[str, float] | None = None
 
@@ -191,6 +193,7 @@ def _generation(model: Model, run: Run, trace: bool) -> Generation:
         first_block_seconds=run.clock.first_block,
         cache_bytes=dict(run.cache_bytes),
         cache_bytes_peak=sum(run.cache_bytes.values()),
+        nominal_bytes=run.nominal_bytes,
         counters=run.counters,
         passes=passes if trace else None,
         preparation=asdict(run.preparation) if run.preparation is not None else None,

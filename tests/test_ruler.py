@@ -321,7 +321,7 @@ def test_registry_options_and_names():
     assert TASKS.get("ruler_niah") is RulerNiah
     assert RulerNiah.subsets == SUBSETS and RulerNiah.default_subset == "single_1"
     task = RulerNiah(BpeCodec(), make_options(RulerOptions, {"compat": "lm_eval"}, owner="ruler_niah"))
-    assert task.options.as_dict() == {"haystack": None, "compat": "lm_eval"}
+    assert task.options.as_dict() == {"haystack": None, "compat": "lm_eval", "questions": 1}
     assert {task.budget(subset) for subset in SUBSETS} == {128}
     with pytest.raises(ChoiceError, match="did you mean 'multikey_3'"):
         task.sample("multikey3", 0, ctx=4096, gen_length=128, seed=0)

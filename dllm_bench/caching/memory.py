@@ -128,6 +128,14 @@ class Memory(Part):
         """Bytes held now, by kind, with those of the memory below; measured from the tensors."""
         return self.lower.bytes() if self.lower is not None else {}
 
+    def nominal_bytes(self) -> dict[str, float] | None:
+        """Bytes by kind as the paper's formula counts them, where that differs from what is stored; kinds without a
+        formula as stored. None: there is no formula in the stack, and `bytes` says all."""
+        lower = self.lower.nominal_bytes() if self.lower is not None else None
+        if self.lower is None or lower is None:
+            return None
+        return lower | {kind: held for kind, held in self.bytes().items() if kind not in self.lower.bytes()}
+
     def report(self) -> dict[str, Any]:
         """What was decided in the last pass, for the trace."""
         return self.lower.report() if self.lower is not None else {}

@@ -163,6 +163,13 @@ class Method(Part):
         """Bytes held between passes, by kind; measured from the tensors."""
         return {**self.memory.bytes(), **(self.shared.bytes() if self.shared is not None else {})}
 
+    def nominal_bytes(self) -> dict[str, float] | None:
+        """Bytes by kind with the formulas of the memories that have one; None where none has."""
+        nominal = self.memory.nominal_bytes()
+        if nominal is None:
+            return None
+        return nominal | {kind: held for kind, held in self.bytes().items() if kind not in self.memory.bytes()}
+
     def report(self) -> dict[str, Any]:
         """What the method and its memory decided in the last pass, for the trace."""
         return self.memory.report()

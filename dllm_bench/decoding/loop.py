@@ -50,6 +50,8 @@ class Run:
     passes: list[Pass] = field(default_factory=list)
     cache_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes the method held between passes, by kind, at the moment it held most."""
+    nominal_bytes: dict[str, float] | None = None
+    """The same by the formulas of methods that have one; None where none has."""
     preparation: Cost | None = None
     """What it took to make shared state for this request alone, outside of its counters and clock."""
     probe: Cost | None = None
@@ -125,7 +127,7 @@ def _book(
     run.passes.append(Pass(kind, rows.count, pairs, streams.report() if trace else {}))
     held = streams.bytes()
     if sum(held.values()) > sum(run.cache_bytes.values()):
-        run.cache_bytes = held
+        run.cache_bytes, run.nominal_bytes = held, streams.nominal_bytes()
 
 
 def _step(
