@@ -96,7 +96,7 @@ class Runner:
             if fresh and cell is cells[0]:
                 # only now that the first warm-up has shown that the request can be met
                 self.store.drop({key for one in cells for key in one.keys.values()})
-            sharing = Sharing(self.model, self.prepare)
+            sharing = Sharing(self.model, cell.spec, self.prepare)
             for place, index in enumerate(todo):
                 row = self._row(cell.spec, index, first if place == 0 else None, sharing)
                 self.store.append(row)
@@ -124,7 +124,7 @@ class Runner:
                 sample.prompt_ids,
                 method=spec.method,
                 decode=warm_up_settings(spec.decode, spec.model_family),
-                **Sharing(self.model, None).given(sample),
+                **Sharing(self.model, spec, None).given(sample),
             )
         except UserError:
             if not self._written:
@@ -148,7 +148,7 @@ class Runner:
             row.update(sample_columns(sample, self.model.max_positions))
             self._check_positions(row)
             # booked before decoding: it was paid for even where that fails
-            row.update(sharing.serve(spec, sample, decode))
+            row.update(sharing.serve(sample, decode))
             row.update(self._answer(spec, sample, decode, sharing))
         except UserError as error:
             if not self._written:

@@ -40,22 +40,28 @@ class Sharing:
     """
 
     model: Model
+    spec: RunSpec
     prepare: Prepare | None
     kept: Shared | None = None
     cost: Mapping[str, float] | None = None
     requests: int = 0
 
-    def serve(self, spec: RunSpec, sample: Sample, decode: DecodeSettings) -> dict[str, Any]:
+    @property
+    def shares(self) -> bool:
+        """Whether the cell's method has anything to share."""
+        return self.spec.method.build().shares()
+
+    def serve(self, sample: Sample, decode: DecodeSettings) -> dict[str, Any]:
         """Sees to it that `kept` serves this sample, or is None; returns the row's columns on it."""
         self.cost = None
-        if self.prepare is None:
+        if self.prepare is None or not self.shares:
             return {}
         if self.kept is not None and not _holds(sample.prompt_ids, self.kept.ids):
             # let go before the next one is made: there are never two at a time
             self.kept = None
         last = self.kept
         self.kept = self.prepare(
-            self.model, sample.prompt_ids, spec.method, decode=decode, span=affix(sample), reuse=last
+            self.model, sample.prompt_ids, self.spec.method, decode=decode, span=affix(sample), reuse=last
         )
         if self.kept is None:
             return {}
@@ -70,7 +76,7 @@ class Sharing:
 
     def given(self, sample: Sample) -> dict[str, Any]:
         """What `generate` has to know of it; nothing where nothing is shared."""
-        span = affix(sample)
+        span = affix(sample) if self.shares else None
         told = {"span": span, "shared": self.kept}
         return {name: value for name, value in told.items() if value is not None}
 
