@@ -60,9 +60,9 @@ class Generation:
     cache_bytes_peak: int
     counters: Counters
     passes: list[dict[str, Any]] | None = field(default=None)
+    nominal_bytes: dict[str, float] | None = None
     preparation: dict[str, float] | None = None
     probe: dict[str, float] | None = None
-    nominal_bytes: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The fields that `dllm-bench generate --json` prints."""
@@ -195,11 +195,11 @@ def _generation(model: Model, run: Run, trace: bool) -> Generation:
         first_block_seconds=run.clock.first_block,
         cache_bytes=dict(run.cache_bytes),
         cache_bytes_peak=sum(run.cache_bytes.values()),
+        nominal_bytes=run.nominal_bytes,
         counters=run.counters,
         passes=passes if trace else None,
         preparation=asdict(run.preparation) if run.preparation is not None else None,
         probe=asdict(run.probe) if run.probe is not None else None,
-        nominal_bytes=run.nominal_bytes,
     )
 
 

@@ -7,8 +7,8 @@ and template, answer prefix and generation budget are counted, so that 98 % of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from random import Random
@@ -19,7 +19,7 @@ from dllm_bench.options import Options, option
 from dllm_bench.running.task import Codec, Sample, Task
 from dllm_bench.tasks.draft import Draft, Frame, Inseparable, Prompt, locate
 from dllm_bench.tasks.fitting import fit
-from dllm_bench.tasks.pieces import Pieces, UnitStream, answer_joint
+from dllm_bench.tasks.pieces import Pieces, UnitStream, answer_joint, common_prefix
 from dllm_bench.tasks.ruler_compat import LmEvalRun, LmEvalSample, LmEvalSource, sample_stream
 from dllm_bench.tasks.ruler_prompt import (
     NOISE,
@@ -28,6 +28,7 @@ from dllm_bench.tasks.ruler_prompt import (
     Setting,
     draw_decoys,
     draw_needles,
+    draw_questions,
     private_random,
 )
 from dllm_bench.tasks.ruler_scoring import string_match_all
@@ -57,35 +58,68 @@ class RulerOptions(Options):
         "none", "'lm_eval' gives the samples that lm-eval 0.4.13 makes for the global seed, badly filled as they are"
     )
 
+    questions: int = option(
+        1,
+        "samples in a row that share one haystack, each asked for another key: what a method makes of it once serves "
+        "all of them (subsets with enough keys: multikey_1 up to 4, multikey_2 and multikey_3)",
+        low=1,
+    )
+
     def check(self) -> None:
         check_haystack(self.haystack)
+        if self.compat != "none" and self.questions > 1:
+            raise UserError(
+                f"ruler_niah option compat={self.compat} asks one question per haystack: nearest valid is questions=1"
+            )
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a sample is asked for; all that decides it besides options and codec."""
+    """What a sample is asked for; all that decides it besides other options and codec."""
 
     subset: str
+    setting: Setting
     index: int
     ctx: int
     gen_length: int
     seed: int
+    questions: int = 1
 
     @property
-    def setting(self) -> Setting:
-        return SETTINGS[self.subset]
+    def haystack(self) -> int:
+        """Number of the haystack."""
+        return self.index // self.questions
 
     @property
-    def size(self) -> tuple[str, int, int]:
-        return self.subset, self.ctx, self.gen_length
+    def facts(self) -> tuple[object, ...]:
+        """All that the samples of one haystack have in common."""
+        return self.subset, self.ctx, self.haystack, self.seed, self.gen_length, self.questions
+
+
+@dataclass(frozen=True)
+class _Haystack:
+    """One haystack and its questions: for each the needles that it asks for and the prompt."""
+
+    needles: list[Needles]
+    prompts: list[Prompt]
+    size: tuple[int, str]
+
+    @property
+    def affix(self) -> int:
+        """Ids that all prompts begin with, up to the first question at most."""
+        first, *others = self.prompts
+        return min([first.context[1], *(common_prefix(first.ids, p.ids) for p in others)])
 
 
 class RulerNiah(Task):
     """The eight niah subsets of RULER.
 
-    Spans: "needle" (one per reference, in their order) and "question" (the question and all behind it).
+    Spans: "needle" (one per reference, in their order), "question" (the question and all behind it) and "affix" (all
+    before the question: the same ids in all samples of one haystack).
     Meta: needle_depths (percent of the haystack's tokens before each asked needle), haystack, splitter, fill,
-    haystack_units (sentences or lines), cut_unit (whether a part of one more was needed), compat.
+    haystack_units (sentences or lines), cut_unit (whether a part of one more was needed), compat; and with several
+    questions to a haystack: questions, question (its number). The longest of these questions decides the haystack's
+    size, so the others may fill a few tokens less.
     """
 
     name: ClassVar[str] = "ruler_niah"
@@ -101,11 +135,13 @@ class RulerNiah(Task):
         if not isinstance(self.options, RulerOptions):
             raise TypeError("ruler_niah takes RulerOptions")
         self._haystack, self._compat = self.options.haystack, self.options.compat
+        self._questions = self.options.questions
         self._pieces = Pieces(codec)
         self._joint = answer_joint(codec)
         self._streams: dict[str, UnitStream] = {}
         self._minima: dict[tuple[str, int], int] = {}
         self._sound: dict[tuple[str, int, int], bool] = {}
+        self._last: tuple[tuple[object, ...], _Haystack] | None = None
         self._lm_eval: dict[tuple[str, int, int, int], tuple[Iterator[LmEvalSample | None], list[LmEvalSample]]] = {}
 
     def budget(self, subset: str) -> int:
@@ -118,9 +154,10 @@ class RulerNiah(Task):
         key = (subset, gen_length)
         if key not in self._minima:
             setting = self._setting(subset)
-            drawn = [draw_needles(setting, private_random(self.name, subset, "probe", i)) for i in range(_PROBES)]
-            sizes = [len(self._draft(setting, needles, Random()).encode(0)) for needles in drawn]
-            self._minima[key] = max(sizes) + gen_length
+            rngs = [private_random(self.name, subset, "probe", i) for i in range(_PROBES)]
+            drawn = [draw_questions(setting, rng, self._questions) for rng in rngs]
+            drafts = [draft for needles in drawn for draft in self._drafts(setting, needles, Random())]
+            self._minima[key] = max(len(draft.encode(0)) for draft in drafts) + gen_length
         return self._minima[key]
 
     def sample(self, subset: str, index: int, *, ctx: int | None, gen_length: int, seed: int) -> Sample:
@@ -128,19 +165,23 @@ class RulerNiah(Task):
         setting = self._setting(subset)
         if ctx is None:
             raise UserError("ruler_niah needs a context length in tokens (nearest valid: 4096)")
+        asked = _Asked(subset, setting, index, ctx, gen_length, seed, self._questions)
         if self._compat == "lm_eval":
-            return self._lm_eval_sample(_Asked(subset, index, ctx, gen_length, seed))
+            return self._lm_eval_sample(asked)
         least = self.minimum(subset, gen_length)
         if ctx < least:
             raise UserError(
                 f"a context of {ctx} tokens is too small for ruler_niah {subset} with a generation budget of "
                 f"{gen_length}: the minimum is {least}"
             )
-        asked = _Asked(subset, index, ctx, gen_length, seed)
-        needles, prompt, (units, rest) = self._drawn(asked)
+        made = self._shared(asked)
+        number = index % self._questions
+        needles, prompt, (units, rest) = made.needles[number], made.prompts[number], made.size
         spans = tuple(prompt.needles[i] for i in needles.asked)
         meta = {"haystack_units": units, "cut_unit": bool(rest), "compat": "none", **self._source(setting)}
-        return self._finished(asked, prompt, spans, needles.references, meta)
+        if self._questions > 1:
+            meta |= {"questions": self._questions, "question": number}
+        return self._finished(asked, prompt, spans, needles.references, meta, made.affix)
 
     def score(self, sample: Sample, text: str) -> float:
         """Share of the hidden values that the answer names (NVIDIA's string_match_all, as a share)."""
@@ -149,7 +190,17 @@ class RulerNiah(Task):
     def _setting(self, subset: str) -> Setting:
         if subset not in SETTINGS:
             raise choice("subset of ruler_niah", subset, SETTINGS)
-        return SETTINGS[subset]
+        setting = SETTINGS[subset]
+        most = setting.questions
+        if most is None:
+            # a haystack of needles: those that are not asked for now are decoys like the others
+            return replace(setting, keys=max(setting.keys, self._questions))
+        if self._questions > most:
+            raise UserError(
+                f"ruler_niah {subset} has keys for {most} question{'s' if most > 1 else ''} to a haystack, not for "
+                f"{self._questions}: nearest valid is questions={most}; {_allowing(self._questions)}"
+            )
+        return setting
 
     @cached_property
     def _corpus(self) -> Corpus:
@@ -167,6 +218,7 @@ class RulerNiah(Task):
         needles: tuple[tuple[int, int], ...],
         references: tuple[str, ...],
         meta: dict[str, Any],
+        affix: int | None = None,
     ) -> Sample:
         first, last = prompt.context
         depths = [round(100 * (start - first) / (last - first), 2) for start, _ in needles]
@@ -179,34 +231,50 @@ class RulerNiah(Task):
             references=references,
             gen_length=asked.gen_length,
             nominal_ctx=asked.ctx,
-            spans={"needle": needles, "question": ((last, len(prompt.ids)),)},
+            spans={
+                "needle": needles,
+                "question": ((last, len(prompt.ids)),),
+                "affix": ((0, last if affix is None else affix),),
+            },
             meta={"needle_depths": depths, "fill": (len(prompt.ids) + asked.gen_length) / asked.ctx, **meta},
         )
 
-    def _drawn(self, asked: _Asked) -> tuple[Needles, Prompt, tuple[int, str]]:
+    def _shared(self, asked: _Asked) -> _Haystack:
+        """The haystack with all its questions: kept until another one is asked for."""
+        if self._questions == 1:
+            return self._drawn(asked)
+        if self._last is None or self._last[0] != asked.facts:
+            self._last = asked.facts, self._drawn(asked)
+        return self._last[1]
+
+    def _drawn(self, asked: _Asked) -> _Haystack:
         """Needles are drawn again where their keys are so long that not even an empty haystack fits."""
         for attempt in range(_REDRAWS):
-            facts = (self.name, self.version, asked.subset, asked.ctx, asked.index, asked.seed, attempt)
-            needles = draw_needles(asked.setting, private_random(*facts))
-            draft = self._draft(asked.setting, needles, private_random(*facts, "decoys"))
-            checked = asked.index == 0 or private_random(*facts, "check").random() < _CHECKED_SHARE
-            filled = self._filled(draft, asked, checked)
-            if filled:
-                return needles, *filled
+            facts = (self.name, self.version, asked.subset, asked.ctx, asked.haystack, asked.seed, attempt)
+            needles = draw_questions(asked.setting, private_random(*facts), self._questions)
+            drafts = self._drafts(asked.setting, needles, private_random(*facts, "decoys"))
+            checked = asked.haystack == 0 or private_random(*facts, "check").random() < _CHECKED_SHARE
+            filled = self._filled(drafts, asked, checked)
+            if filled and all(len(prompt.ids) <= asked.ctx - asked.gen_length for prompt in filled[0]):
+                return _Haystack(needles, *filled)
         raise UserError(
             f"no needles of ruler_niah {asked.subset} fit into {asked.ctx} tokens: give at least {asked.ctx + 64}"
         )
 
-    def _draft(self, setting: Setting, needles: Needles, rng: Random) -> Draft:
-        query = needles.query
-        frame = Frame(
-            f"{setting.head()}\n",
-            setting.question(query),
-            self._joint + setting.answer_prefix(query),
-            setting.separator,
-        )
-        stream = self._stream(setting, needles, rng)
-        return Draft(self.codec, self._pieces, frame, stream, needles.sentences, needles.places)
+    def _drafts(self, setting: Setting, asked: Sequence[Needles], rng: Random) -> list[Draft]:
+        """One per question, over one haystack."""
+        stream = self._stream(setting, asked[0], rng)
+        drafts = []
+        for needles in asked:
+            query = needles.query
+            frame = Frame(
+                f"{setting.head()}\n",
+                setting.question(query),
+                self._joint + setting.answer_prefix(query),
+                setting.separator,
+            )
+            drafts.append(Draft(self.codec, self._pieces, frame, stream, needles.sentences, needles.places))
+        return drafts
 
     def _stream(self, setting: Setting, needles: Needles, rng: Random) -> UnitStream:
         """The haystack's units: decoys are the sample's own, noise and essay are shared by all samples."""
@@ -223,21 +291,26 @@ class RulerNiah(Task):
             self._streams[setting.haystack] = stream
         return self._streams[setting.haystack]
 
-    def _filled(self, draft: Draft, asked: _Asked, checked: bool) -> tuple[Prompt, tuple[int, str]] | None:
-        """The prompt, put together from pieces where that is right, else by encoding the whole text for each try."""
+    def _filled(
+        self, drafts: Sequence[Draft], asked: _Asked, checked: bool
+    ) -> tuple[list[Prompt], tuple[int, str]] | None:
+        """The prompts, put together from pieces where that is right, else by encoding the whole text for each try. The
+        longest question is fitted, and the others have its haystack."""
+        longest = drafts[0] if len(drafts) == 1 else max(drafts, key=lambda draft: len(draft.encode(0)))
         decoys = asked.setting.haystack == "needles"
         if decoys or self._is_sound(asked):
             try:
-                size = self._fit(draft, asked, pieces=True)
+                size = self._fit(longest, asked, pieces=True)
                 if size is None:
                     return None
-                prompt = draft.assemble(*size)
-                if not (decoys or checked) or list(prompt.ids) == draft.encode(*size):
-                    return prompt, size
+                prompts = [draft.assemble(*size) for draft in drafts]
+                pairs = zip(drafts, prompts, strict=True)
+                if not (decoys or checked) or all(list(p.ids) == draft.encode(*size) for draft, p in pairs):
+                    return prompts, size
             except Inseparable:
                 pass
-        size = self._fit(draft, asked, pieces=False)
-        return (draft.prompt(*size), size) if size else None
+        size = self._fit(longest, asked, pieces=False)
+        return ([draft.prompt(*size) for draft in drafts], size) if size else None
 
     def _fit(self, draft: Draft, asked: _Asked, *, pieces: bool) -> tuple[int, str] | None:
         def size(n: int, rest: str) -> int:
@@ -253,10 +326,10 @@ class RulerNiah(Task):
 
     def _is_sound(self, asked: _Asked) -> bool:
         """Whether a prompt of this size has the ids of its pieces: tried once, on a sample of its own."""
-        key = asked.size
+        key = asked.subset, asked.ctx, asked.gen_length
         if key not in self._sound:
             needles = draw_needles(asked.setting, private_random(self.name, *key, "sound"))
-            draft = self._draft(asked.setting, needles, Random())
+            [draft] = self._drafts(asked.setting, [needles], Random())
             try:
                 size = self._fit(draft, asked, pieces=True) or (0, "")
                 self._sound[key] = list(draft.assemble(*size).ids) == draft.encode(*size)
@@ -269,7 +342,7 @@ class RulerNiah(Task):
 
         Counts are of the bare text: neither LLaDA's nor Dream's tokenizer adds special tokens by itself.
         """
-        key = (*asked.size, asked.seed)
+        key = asked.subset, asked.ctx, asked.gen_length, asked.seed
         if key not in self._lm_eval:
             words = self._corpus.text.split(" ") if asked.setting.haystack == "essay" else []
             source = LmEvalSource(lambda text: len(self.codec.encode(text)), words, sentence_splitter()[1])
@@ -302,3 +375,9 @@ class RulerNiah(Task):
             meta["splitter"] = sentence_splitter()[0]
         prompt = Prompt(ids, tuple(needles), span)
         return self._finished(asked, prompt, tuple(needles), made.outputs, meta)
+
+
+def _allowing(questions: int) -> str:
+    """The subsets that allow so many questions to a haystack, in words."""
+    names = [name for name, setting in SETTINGS.items() if setting.questions is None or setting.questions >= questions]
+    return f"{', '.join(names[:-1])} and {names[-1]} allow {questions}"

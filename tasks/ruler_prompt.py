@@ -23,6 +23,7 @@ __all__ = [
     "Setting",
     "draw_decoys",
     "draw_needles",
+    "draw_questions",
     "draw_standard",
     "private_random",
 ]
@@ -52,6 +53,12 @@ class Setting:
     def single(self) -> bool:
         """Whether the question asks for one value, and so is worded in the singular."""
         return self.queries * self.values == 1
+
+    @property
+    def questions(self) -> int | None:
+        """Questions for different keys that one haystack allows; None: any number, since each line of a haystack of
+        needles hides a key."""
+        return None if self.haystack == "needles" else self.keys // self.queries
 
     @property
     def separator(self) -> str:
@@ -125,7 +132,12 @@ def private_random(*facts: object) -> random.Random:
 
 
 def draw_needles(setting: Setting, rng: random.Random) -> Needles:
-    """Needles with keys and values that are all different, in shuffled order.
+    """Needles with keys and values that are all different, in shuffled order. See `draw_questions`."""
+    return draw_questions(setting, rng, 1)[0]
+
+
+def draw_questions(setting: Setting, rng: random.Random, count: int) -> list[Needles]:
+    """The same needles `count` times, each time with other keys asked for; the first is what `draw_needles` gives.
 
     In an essay the places are drawn without replacement from DEPTHS; among lines they are uniform in [0, 1).
     """
@@ -133,20 +145,26 @@ def draw_needles(setting: Setting, rng: random.Random) -> Needles:
     keys = [_new(setting.key, rng, taken) for _ in range(setting.keys)]
     facts = [(key, _new(setting.value, rng, taken)) for key in keys for _ in range(setting.values)]
     order = _shuffled(list(range(len(facts))), rng)
-    queries = _shuffled(keys, rng)[: setting.queries]
+    queries = _shuffled(keys, rng)
     if setting.haystack == "essay":
         places = sorted(depth / 100 for depth in _shuffled(list(DEPTHS), rng)[: len(facts)])
     else:
         places = sorted(rng.random() for _ in facts)
-    asked = [i for query in queries for i, (key, _) in enumerate(facts) if key == query]
-    return Needles(
-        sentences=tuple(setting.needle(*facts[i]) for i in order),
-        places=tuple(places),
-        asked=tuple(order.index(i) for i in asked),
-        references=tuple(facts[i][1] for i in asked),
-        query=queries[0] if len(queries) == 1 else f"{', '.join(queries[:-1])}, and {queries[-1]}",
-        taken=frozenset(taken),
-    )
+    made = []
+    for first in range(0, count * setting.queries, setting.queries):
+        names = queries[first : first + setting.queries]
+        asked = [i for query in names for i, (key, _) in enumerate(facts) if key == query]
+        made.append(
+            Needles(
+                sentences=tuple(setting.needle(*facts[i]) for i in order),
+                places=tuple(places),
+                asked=tuple(order.index(i) for i in asked),
+                references=tuple(facts[i][1] for i in asked),
+                query=names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}",
+                taken=frozenset(taken),
+            )
+        )
+    return made
 
 
 def draw_decoys(setting: Setting, needles: Needles, rng: random.Random) -> Callable[[int], str]:

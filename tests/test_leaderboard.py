@@ -243,3 +243,60 @@ def test_the_command_prints_each_format(tmp_path: Path, capsys: pytest.CaptureFi
     for kind, start in starts.items():
         command(tmp_path, kind, False)
         assert capsys.readouterr().out.startswith(start)
+
+
+# -- state that samples share ---------------------------------------------------------------------------------------
+
+SHARING = {"method": "acache", "method_label": "acache", "probe_seconds": 0.25, "probe_row_layers": 300}
+
+
+def sharing_rows() -> list[dict[str, Any]]:
+    """Five samples of 10 tokens in 2 s each; two preparations of 5 s in all, for three and two of them."""
+    rows = rows_of(5, **SHARING, shared_bytes=1000)
+    for row, seconds, count in zip(rows, (4.0, None, None, 1.0, None), (1, 2, 3, 1, 2), strict=True):
+        row |= {"preparation_seconds": seconds, "preparation_row_layers": seconds and 600, "shared_requests": count}
+    return rows
+
+
+def test_the_amortised_rate_bears_every_preparation_once() -> None:
+    entry = entry_of([*rows_of(5), *sharing_rows()], "acache")
+    assert (entry.useful_tokens_per_second, entry.amortised_tokens_per_second) == (5.0, 50 / (10 + 5))
+    assert (entry.preparation_seconds, entry.preparation_row_layers, entry.samples_per_preparation) == (2.5, 600, 2.5)
+    assert (entry.probe_seconds, entry.probe_row_layers, entry.shared_bytes) == (0.25, 300, 1000)
+    assert entry.speedup == 1.0, "of decode seconds alone"
+    other = entry_of([*rows_of(5), *sharing_rows()], "baseline")
+    assert {other.amortised_tokens_per_second, other.preparation_seconds, other.samples_per_preparation} == {None}
+    assert {other.probe_seconds, other.shared_bytes, other.cache_bytes_nominal} == {None}
+
+
+def test_a_preparation_counts_though_its_sample_failed() -> None:
+    rows = sharing_rows()
+    rows[0] |= {"status": "oom", "decode_seconds": None, "useful_tokens": None, "score": None}
+    assert entry_of(rows, "acache").amortised_tokens_per_second == 40 / (8 + 5)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_shared_state_is_told_at_every_width(width: int) -> None:
+    long = [{**row, "method": "acache+wavefilter", "method_label": "acache+wavefilter"} for row in sharing_rows()]
+    lines = board(width, [*rows_of(5), *sharing_rows(), *long])
+    text = "\n".join(lines)
+    assert max(len(line) for line in lines) <= width and "…" not in text
+    told = " ".join(text.split())
+    assert "prep.: state that samples share" in told and "3.33" in told and "0.250" in told
+    in_caption = "acache 512: 2.500 s for 2.5 samples each, 3.33 useful tok/s with it, probe 0.250 s"
+    assert (in_caption in told) == (width == 80), "once, in the table or below it"
+    plain = "\n".join(board(width, rows_of(5)))
+    assert "prep." not in plain and "probe" not in plain
+
+
+def test_every_format_tells_shared_state_and_nominal_bytes() -> None:
+    sections = leaderboard([*rows_of(5), *sharing_rows(), *rows_of(2, **FAST, cache_bytes_nominal=1234.5)])
+    told = {record["method"]: record for record in json.loads(tables.to_json(sections))}
+    assert told["acache"]["amortised_tokens_per_second"] == pytest.approx(10 / 3)
+    assert (told["acache"]["preparation_seconds"], told["acache"]["samples_per_preparation"]) == (2.5, 2.5)
+    assert told["fast_dllm"]["cache_bytes_nominal"] == 1234.5 and told["acache"]["cache_bytes_nominal"] is None
+    assert told["fast_dllm"]["cache_bytes_peak"] == 3_000_000
+    listed = {row["method"]: row for row in csv.DictReader(io.StringIO(tables.to_csv(sections)))}
+    assert listed["baseline"]["preparation_seconds"] == "" and listed["acache"]["probe_row_layers"] == "300.0"
+    table = [line for line in tables.to_markdown(sections).splitlines() if line.startswith("|")]
+    assert "| tok/s w. prep. |" in table[0] and len({line.count("|") for line in table}) == 1

@@ -321,9 +321,92 @@ def test_registry_options_and_names():
     assert TASKS.get("ruler_niah") is RulerNiah
     assert RulerNiah.subsets == SUBSETS and RulerNiah.default_subset == "single_1"
     task = RulerNiah(BpeCodec(), make_options(RulerOptions, {"compat": "lm_eval"}, owner="ruler_niah"))
-    assert task.options.as_dict() == {"haystack": None, "compat": "lm_eval"}
+    assert task.options.as_dict() == {"haystack": None, "compat": "lm_eval", "questions": 1}
     assert {task.budget(subset) for subset in SUBSETS} == {128}
     with pytest.raises(ChoiceError, match="did you mean 'multikey_3'"):
         task.sample("multikey3", 0, ctx=4096, gen_length=128, seed=0)
     with pytest.raises(UserError, match="needs a context length"):
         task.sample("single_1", 0, ctx=None, gen_length=128, seed=0)
+
+
+# -- several questions to one haystack ------------------------------------------------------------------------------
+
+
+def test_the_affix_is_everything_before_the_question():
+    for codec in CODECS.values():
+        task = RulerNiah(codec(TEMPLATE))
+        for subset in SUBSETS:
+            sample = task.sample(subset, 1, ctx=1200, gen_length=128, seed=0)
+            [(start, stop)], [(question, _)] = sample.spans["affix"], sample.spans["question"]
+            assert (start, stop) == (0, question)
+            text = task.codec.decode(sample.prompt_ids[:stop])
+            assert text.startswith(TEMPLATE[0] + SETTINGS[subset].head())
+            assert "mentioned in the provided text" not in text
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("subset", "questions"), [("multikey_1", 4), ("multikey_2", 5), ("multikey_3", 2)])
+def test_questions_share_a_haystack_to_the_token(subset, questions, codec):
+    task = RulerNiah(CODECS[codec](TEMPLATE), RulerOptions(questions=questions))
+    for ctx in (700, 2048):
+        made = [task.sample(subset, index, ctx=ctx, gen_length=64, seed=3) for index in range(2 * questions)]
+        for sample in made:
+            assert sample.meta["questions"] == questions and 0.97 * ctx <= sample.actual_ctx <= ctx
+            # the needle asked for stands where the span says, and its key in the question
+            [(start, stop)], [reference] = sample.spans["needle"], sample.references
+            found = NEEDLE.fullmatch(task.codec.decode(sample.prompt_ids[start:stop]).strip())
+            assert found[3] == reference
+            assert found[2] in task.codec.decode(sample.prompt_ids[sample.spans["question"][0][0] :])
+            text = task.codec.decode(sample.prompt_ids)
+            user, prefix = text.removeprefix(TEMPLATE[0]).split(TEMPLATE[1])
+            assert list(sample.prompt_ids) == task.codec.wrap(user, prefix)
+        groups = [made[:questions], made[questions:]]
+        for group in groups:
+            assert len({sample.prompt_ids[: sample.spans["affix"][0][1]] for sample in group}) == 1
+            assert len({sample.references for sample in group}) == questions
+            assert [sample.meta["question"] for sample in group] == list(range(questions))
+        assert groups[0][0].prompt_ids != groups[1][0].prompt_ids
+
+
+def test_questions_do_not_depend_on_order_nor_on_one_another():
+    options = RulerOptions(questions=4)
+    task = RulerNiah(BpeCodec(), options)
+    ordered = [task.sample("multikey_1", index, ctx=1024, gen_length=64, seed=0) for index in range(8)]
+    other = RulerNiah(BpeCodec(), options)
+    mixed = {index: other.sample("multikey_1", index, ctx=1024, gen_length=64, seed=0) for index in (6, 1, 7, 3, 0)}
+    assert all(mixed[index] == ordered[index] for index in mixed)
+    assert other.sample("multikey_1", 3, ctx=1024, gen_length=64, seed=1) != ordered[3]
+    assert other.sample("multikey_1", 3, ctx=1100, gen_length=64, seed=0) != ordered[3]
+
+
+def test_the_first_question_asks_for_what_one_question_asks_for():
+    alone = RulerNiah(BpeCodec()).sample("multikey_1", 2, ctx=1024, gen_length=64, seed=0)
+    first = RulerNiah(BpeCodec(), RulerOptions(questions=2)).sample("multikey_1", 4, ctx=1024, gen_length=64, seed=0)
+    assert alone.references == first.references and "questions" not in alone.meta
+
+
+@pytest.mark.parametrize(
+    ("subset", "questions", "message"),
+    [
+        ("single_2", 2, "keys for 1 question .* not for 2: nearest valid is questions=1; .*multikey_1, multikey_2 and"),
+        ("multivalue", 3, "nearest valid is questions=1"),
+        ("multiquery", 2, "nearest valid is questions=1"),
+        ("multikey_1", 5, "keys for 4 questions .*nearest valid is questions=4; multikey_2 and multikey_3 allow 5"),
+    ],
+)
+def test_more_questions_than_keys_are_refused(subset, questions, message):
+    with pytest.raises(UserError, match=message):
+        RulerNiah(BpeCodec(), RulerOptions(questions=questions)).budget(subset)
+
+
+def test_questions_are_checked_with_the_other_options():
+    with pytest.raises(UserError, match="nearest valid is questions=1"):
+        make_options(RulerOptions, {"questions": "2", "compat": "lm_eval"}, owner="ruler_niah")
+    with pytest.raises(UserError, match="nearest valid: 1"):
+        make_options(RulerOptions, {"questions": "0"}, owner="ruler_niah")
+    task = RulerNiah(BpeCodec(), RulerOptions(questions=40))
+    least = task.minimum("multikey_3", 64)
+    assert least > 40 * 30
+    with pytest.raises(UserError, match=f"the minimum is {least}"):
+        task.sample("multikey_3", 0, ctx=least - 1, gen_length=64, seed=0)
+    assert task.sample("multikey_3", 39, ctx=least + 100, gen_length=64, seed=0).actual_ctx <= least + 100

@@ -105,6 +105,11 @@ class Method(Part):
 
     # -- state across requests --------------------------------------------------------------------------------------
 
+    @classmethod
+    def shares(cls) -> bool:
+        """Whether requests can share state at all: the class then has a `shared_span` of its own."""
+        return cls.shared_span is not Method.shared_span
+
     def shared_span(self, request: Request) -> tuple[int, int] | None:
         """The positions whose state comes from outside the request, half-open; None where there are none. Called before
         `begin`. Raises UserError for a range that does not fit the canvas."""

@@ -164,7 +164,8 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
         )
         if short:
             progress.warn(f"fewer samples than the {plan.request.samples} asked for: {', '.join(short)}")
-        runner = Runner(model, task, store, dllm_bench.generate, Environment.capture(model.device), progress)
+        environment = Environment.capture(model.device)
+        runner = Runner(model, task, store, dllm_bench.generate, environment, progress, dllm_bench.prepare)
         runner.run(cells, fresh=fresh)
     store.compact()
     return cells

@@ -51,12 +51,12 @@ class Run:
     passes: list[Pass] = field(default_factory=list)
     cache_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes the method held between passes, by kind, at the moment it held most."""
+    nominal_bytes: dict[str, float] | None = None
+    """The same by the formulas of methods that have one; None where none has."""
     preparation: Cost | None = None
     """What it took to make shared state for this request alone, outside of its counters and clock."""
     probe: Cost | None = None
     """The part of counters and clock that went into the method's probe."""
-    nominal_bytes: dict[str, float] | None = None
-    """The same by the formulas of methods that have one; None where none has."""
 
 
 def denoise(

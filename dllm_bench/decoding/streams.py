@@ -135,11 +135,13 @@ class Streams:
         return total
 
     def nominal_bytes(self) -> dict[str, float] | None:
-        """Bytes by the formulas of the methods that have one."""
+        """The same with the formulas of memories that have one; None where none has."""
         total: dict[str, float] = {}
         for method in self._all:
             for kind, held in (method.nominal_bytes() or {}).items():
                 total[kind] = total.get(kind, 0) + held
+        if total and self._difference:
+            total["guidance"] = held_bytes(self._difference.values())
         return total or None
 
     def end(self) -> None:

@@ -34,7 +34,8 @@ _PARTS = ("tokenisation", "dense", "partial", "commit")
 _MEASURES = (
     *("status", "score", "useful_tokens", "canvas_tokens", "decode_seconds", "nfe", "dense_passes", "row_layers"),
     *("first_commit_seconds", "first_block_seconds", "pass_seconds", "cache_bytes_peak", "memory_peak_bytes"),
-    *("actual_ctx", "beyond_max_positions", "needle_depths"),
+    *("actual_ctx", "beyond_max_positions", "needle_depths", "cache_bytes_nominal", "shared_bytes", "shared_requests"),
+    *("preparation_seconds", "preparation_row_layers", "probe_seconds", "probe_row_layers"),
     *(f"{part}_seconds" for part in _PARTS),
 )
 _IDENTITY = ("method", "method_options", "decode_settings")
@@ -75,7 +76,12 @@ class Entry:
         seconds: means per sample of the parts "tokenisation" (outside of decoding), "dense", "partial" and "commit".
         nfe, dense_passes, row_layers: means per sample; first_commit_seconds, first_block_seconds: medians.
         pass_p50_seconds, pass_p95_seconds: percentiles over all passes of all samples.
-        cache_bytes_peak, memory_peak_bytes: largest of all samples.
+        cache_bytes_peak, cache_bytes_nominal, shared_bytes, memory_peak_bytes: largest of all samples.
+        preparation_seconds, preparation_row_layers: means over the times that state which samples share was made,
+            outside of all decode seconds; samples_per_preparation: how many it served each time.
+        amortised_tokens_per_second: useful tokens over decode seconds and all preparations together; None where there
+            were none.
+        probe_seconds, probe_row_layers: means per sample that ran a probe, parts of its decode seconds and row-layers.
     """
 
     label: str
@@ -103,7 +109,15 @@ class Entry:
     pass_p50_seconds: float | None
     pass_p95_seconds: float | None
     cache_bytes_peak: int | None
+    cache_bytes_nominal: float | None
+    shared_bytes: int | None
     memory_peak_bytes: int | None
+    preparation_seconds: float | None
+    preparation_row_layers: float | None
+    samples_per_preparation: float | None
+    amortised_tokens_per_second: float | None
+    probe_seconds: float | None
+    probe_row_layers: float | None
     beyond_max_positions: bool
 
 
@@ -242,9 +256,27 @@ def _entry(identity: tuple[Any, ...], rows: list[Row], baselines: Mapping[Any, l
         pass_p50_seconds=percentile(passes, 50),
         pass_p95_seconds=percentile(passes, 95),
         cache_bytes_peak=max(_known(rows, "cache_bytes_peak"), default=None),
+        cache_bytes_nominal=max(_known(rows, "cache_bytes_nominal"), default=None),
+        shared_bytes=max(_known(rows, "shared_bytes"), default=None),
         memory_peak_bytes=max(_known(rows, "memory_peak_bytes"), default=None),
         beyond_max_positions=any(row["beyond_max_positions"] for row in rows),
+        **_sharing(rows, useful),
     )
+
+
+def _sharing(rows: Sequence[Row], useful: tuple[list[float], list[float]]) -> dict[str, float | None]:
+    """What shared state cost, and the rate that bears it: a sum over all samples spreads it over those it served."""
+    made = _known(rows, "preparation_seconds")
+    served = sum(row["shared_requests"] is not None or row["preparation_seconds"] is not None for row in rows)
+    tokens, seconds = useful
+    return {
+        "preparation_seconds": _mean(made),
+        "preparation_row_layers": _mean(_known(rows, "preparation_row_layers")),
+        "samples_per_preparation": served / len(made) if made else None,
+        "amortised_tokens_per_second": ratio(tokens, [*seconds, *made]) if made and tokens else None,
+        "probe_seconds": _mean(_known(rows, "probe_seconds")),
+        "probe_row_layers": _mean(_known(rows, "probe_row_layers")),
+    }
 
 
 def _known(rows: Iterable[Row], name: str) -> list[Any]:

@@ -45,6 +45,7 @@ class _Column:
 
 _COLUMNS = (
     _Column("useful\ntok/s", lambda e: e.useful_tokens_per_second, most=2),
+    _Column("tok/s w.\nprep.", lambda e: e.amortised_tokens_per_second, 1, most=2),
     _Column("canvas\ntok/s", lambda e: e.canvas_tokens_per_second, 2, most=2),
     _Column("speed-\nup", lambda e: e.speedup, suffix="×", most=2),
     _Column("NFE", lambda e: e.nfe),
@@ -58,6 +59,9 @@ _COLUMNS = (
     _Column("dense\ns", lambda e: e.seconds["dense"], 8, most=3),
     _Column("partial\ns", lambda e: e.seconds["partial"], 8, most=3),
     _Column("commit\ns", lambda e: e.seconds["commit"], 8, most=3),
+    _Column("prep.\ns", lambda e: e.preparation_seconds, 1, most=3),
+    _Column("samples\n/ prep.", lambda e: e.samples_per_preparation, 1),
+    _Column("probe\ns", lambda e: e.probe_seconds, 1, most=3),
     _Column("cache\nMB", lambda e: _scaled(e.cache_bytes_peak, 1e-6), most=2),
     _Column("memory\nMB", lambda e: _scaled(e.memory_peak_bytes, 1e-6), 5),
 )
@@ -91,7 +95,7 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         title=section.setting.title,
-        caption=_caption(section),
+        caption=_caption(section, sharing_shown=highest >= 1),
         title_justify="left",
         caption_justify="left",
         title_style="bold",
@@ -161,7 +165,7 @@ def _interval(entry: Entry) -> str:
     return f"{100 * low:.0f}–{100 * high:.0f}".rjust(6)
 
 
-def _caption(section: Section) -> str:
+def _caption(section: Section, sharing_shown: bool = True) -> str:
     entries = [entry for cell in section.cells for entry in cell.entries]
     lines = [f"decoded with {describe_decode(entries)}"]
     lines.append(f"subsets: {', '.join(section.subsets)}")
@@ -174,7 +178,26 @@ def _caption(section: Section) -> str:
         lines.append("some contexts are longer than the model's largest position")
     if any(entry.failed for entry in entries):
         lines.append("failed: masks left (scored 0), out of memory or an error (not scored)")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_sharing_lines(section, sharing_shown)])
+
+
+def _sharing_lines(section: Section, shown: bool) -> list[str]:
+    """What the columns on shared state mean, or their numbers where the table has no room for them."""
+    pairs = [(c, e) for c in section.cells for e in c.entries if e.preparation_seconds is not None]
+    if not pairs:
+        return []
+    lines = ["prep.: state that samples share is made outside of decoding; tok/s and speed-up leave it out"]
+    if shown:
+        return lines
+    for cell, entry in pairs:
+        assert entry.preparation_seconds is not None and entry.samples_per_preparation is not None
+        where = " ".join([entry.label, *([] if cell.ctx is None else [_ctx(cell)]), *([cell.subset or ""])]).strip()
+        rate, probe = entry.amortised_tokens_per_second, entry.probe_seconds
+        told = [f"{entry.preparation_seconds:.3f} s for {entry.samples_per_preparation:.1f} samples each"]
+        told += [] if rate is None else [f"{rate:.2f} useful tok/s with it"]
+        told += [] if probe is None else [f"probe {probe:.3f} s"]
+        lines.append(f"{where}: {', '.join(told)}")
+    return lines
 
 
 def describe_decode(entries: Sequence[Entry]) -> str:
@@ -229,6 +252,7 @@ def _record(section: Section, cell: Cell, entry: Entry) -> dict[str, Any]:
         "accuracy_high": high,
         "useful_tokens_per_second": entry.useful_tokens_per_second,
         "canvas_tokens_per_second": entry.canvas_tokens_per_second,
+        "amortised_tokens_per_second": entry.amortised_tokens_per_second,
         "speedup": entry.speedup,
         "speedup_samples": entry.speedup_samples,
         "speedup_same_decode": entry.speedup_same_decode if entry.speedup is not None else None,
@@ -241,7 +265,14 @@ def _record(section: Section, cell: Cell, entry: Entry) -> dict[str, Any]:
         "pass_p50_seconds": entry.pass_p50_seconds,
         "pass_p95_seconds": entry.pass_p95_seconds,
         "cache_bytes_peak": entry.cache_bytes_peak,
+        "cache_bytes_nominal": entry.cache_bytes_nominal,
+        "shared_bytes": entry.shared_bytes,
         "memory_peak_bytes": entry.memory_peak_bytes,
+        "preparation_seconds": entry.preparation_seconds,
+        "preparation_row_layers": entry.preparation_row_layers,
+        "samples_per_preparation": entry.samples_per_preparation,
+        "probe_seconds": entry.probe_seconds,
+        "probe_row_layers": entry.probe_row_layers,
         "beyond_max_positions": entry.beyond_max_positions,
         "method_options": dict(entry.options),
         "decode_settings": dict(entry.decode),

@@ -14,7 +14,9 @@ from dllm_bench.running.task import Sample, Task
 if TYPE_CHECKING:
     from dllm_bench.api import Generation
 
-__all__ = ["answer_columns", "generation_columns", "sample_columns"]
+__all__ = ["answer_columns", "generation_columns", "preparation_columns", "sample_columns"]
+
+_COST = ("seconds", "rows", "row_layers")
 
 
 def sample_columns(sample: Sample, max_positions: int) -> dict[str, Any]:
@@ -64,7 +66,15 @@ def generation_columns(made: Generation) -> dict[str, Any]:
         "pass_p95_seconds": percentile(passes, 95),
         "cache_bytes_peak": made.cache_bytes_peak,
         "cache_bytes": _json(made.cache_bytes),
+        "cache_bytes_nominal": None if made.nominal_bytes is None else float(sum(made.nominal_bytes.values())),
+        **{f"probe_{name}": None if made.probe is None else made.probe[name] for name in _COST},
     }
+
+
+def preparation_columns(*costs: Mapping[str, float] | None) -> dict[str, Any]:
+    """What making shared state took for this sample, in all; null where none was made for it."""
+    paid = [cost for cost in costs if cost is not None]
+    return {f"preparation_{name}": sum(cost[name] for cost in paid) if paid else None for name in _COST}
 
 
 def answer_columns(task: Task, sample: Sample, made: Generation) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError
 from dllm_bench.running.environment import Environment
 from dllm_bench.running.measure import MemoryPeak, is_out_of_memory, release_memory
-from dllm_bench.running.rows import answer_columns, generation_columns, sample_columns
+from dllm_bench.running.rows import answer_columns, generation_columns, preparation_columns, sample_columns
 from dllm_bench.running.schema import RETRIED
+from dllm_bench.running.sharing import Prepare, Sharing
 from dllm_bench.running.spec import RunSpec
 from dllm_bench.running.store import Store
 from dllm_bench.running.task import Sample, Task
@@ -61,13 +62,22 @@ class Runner:
 
     Args:
         generate: `dllm_bench.generate` or a stand-in with its interface.
+        prepare: `dllm_bench.prepare` likewise; None: no sample shares anything with another one.
     """
 
     def __init__(
-        self, model: Model, task: Task, store: Store, generate: Generate, environment: Environment, events: Events
+        self,
+        model: Model,
+        task: Task,
+        store: Store,
+        generate: Generate,
+        environment: Environment,
+        events: Events,
+        prepare: Prepare | None = None,
     ) -> None:
         self.model, self.task, self.store = model, task, store
         self.generate, self.environment, self.events = generate, environment, events
+        self.prepare = prepare
         self._written = 0
         self._warned = False
 
@@ -86,8 +96,9 @@ class Runner:
             if fresh and cell is cells[0]:
                 # only now that the first warm-up has shown that the request can be met
                 self.store.drop({key for one in cells for key in one.keys.values()})
+            sharing = Sharing(self.model, cell.spec, self.prepare)
             for place, index in enumerate(todo):
-                row = self._row(cell.spec, index, first if place == 0 else None)
+                row = self._row(cell.spec, index, first if place == 0 else None, sharing)
                 self.store.append(row)
                 self._written += 1
                 self.events.row(row)
@@ -113,6 +124,7 @@ class Runner:
                 sample.prompt_ids,
                 method=spec.method,
                 decode=warm_up_settings(spec.decode, spec.model_family),
+                **Sharing(self.model, spec, None).given(sample),
             )
         except UserError:
             if not self._written:
@@ -120,7 +132,7 @@ class Runner:
         except Exception:
             release_memory(spec.device_type)
 
-    def _row(self, spec: RunSpec, index: int, made: tuple[Sample, float] | None) -> dict[str, Any]:
+    def _row(self, spec: RunSpec, index: int, made: tuple[Sample, float] | None, sharing: Sharing) -> dict[str, Any]:
         decode = spec.sample_decode(index)
         row = {
             **spec.columns(),
@@ -135,7 +147,9 @@ class Runner:
             row["tokenisation_seconds"] = seconds
             row.update(sample_columns(sample, self.model.max_positions))
             self._check_positions(row)
-            row.update(self._answer(spec, sample, decode))
+            # booked before decoding: it was paid for even where that fails
+            row.update(sharing.serve(sample, decode))
+            row.update(self._answer(spec, sample, decode, sharing))
         except UserError as error:
             if not self._written:
                 raise
@@ -147,13 +161,15 @@ class Runner:
             release_memory(spec.device_type)
         return row
 
-    def _answer(self, spec: RunSpec, sample: Sample, decode: DecodeSettings) -> dict[str, Any]:
+    def _answer(self, spec: RunSpec, sample: Sample, decode: DecodeSettings, sharing: Sharing) -> dict[str, Any]:
         memory = MemoryPeak(spec.device_type)
         memory.start()
-        made = self.generate(self.model, sample.prompt_ids, method=spec.method, decode=decode)
+        given = sharing.given(sample)
+        made = self.generate(self.model, sample.prompt_ids, method=spec.method, decode=decode, **given)
         peak = memory.stop()
         kind = memory.kind if peak is not None else None
         columns = {"memory_peak_bytes": peak, "memory_peak_kind": kind, **generation_columns(made)}
+        columns |= preparation_columns(sharing.cost, made.preparation)
         return {**columns, **answer_columns(self.task, sample, made)}
 
     def _check_positions(self, row: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ __all__ = [
     "new_row",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Grows by one with every change that a reader must know of."""
 
 STATUSES = {
@@ -115,6 +115,15 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("attended_rows", "int64", "query rows x layers that attention ran for"),
         ("head_rows", "int64", "rows for which logits were computed"),
         ("selections", "int64", "times a memory chose a subset of its keys"),
+        ("probe_rows", "int64", "rows that a pass before the first commit started with; null where none ran"),
+        ("probe_row_layers", "int64", "part of row_layers in that pass"),
+        (
+            "preparation_rows",
+            "int64",
+            "rows of the state that requests share, made for this sample; null where it was there or is not needed",
+        ),
+        ("preparation_row_layers", "int64", "rows x layers of making it; not part of row_layers"),
+        ("shared_requests", "int64", "samples of this run that used this shared state so far, with this one"),
     ),
     "Seconds": _group(
         ("tokenisation_seconds", "float64", "making the sample: its text, its ids, and the fit to the context length"),
@@ -135,10 +144,22 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("pass_seconds", "list<float64>", "seconds of each pass, in order"),
         ("pass_p50_seconds", "float64", "median of pass_seconds"),
         ("pass_p95_seconds", "float64", "95th percentile of pass_seconds"),
+        ("probe_seconds", "float64", "part of decode_seconds in a pass before the first commit; null where none ran"),
+        (
+            "preparation_seconds",
+            "float64",
+            "making state that requests share, outside of decode_seconds; null where none was made for this sample",
+        ),
     ),
     "Bytes": _group(
         ("cache_bytes_peak", "int64", "largest number of bytes that the method's caches held at once"),
-        ("cache_bytes", "string", "bytes by kind of cache, as JSON"),
+        ("cache_bytes", "string", "cache_bytes_peak by kind of cache, as JSON"),
+        (
+            "cache_bytes_nominal",
+            "float64",
+            "bytes at that moment by the formula of a method that has one (bit-packed codes); null elsewhere",
+        ),
+        ("shared_bytes", "int64", "bytes of the state that this sample shared with others; part of cache_bytes_peak"),
         ("memory_peak_bytes", "int64", "largest memory during decoding; null where it cannot be measured per sample"),
         ("memory_peak_kind", "string", "what memory_peak_bytes counts: cuda_allocated, or rss of the process"),
     ),

@@ -39,7 +39,8 @@ class Sample:
         gen_length: generation budget in tokens for which the length was fitted.
         nominal_ctx: the context length that was asked for; None where a task has no such axis.
         until: stop strings, applied to the decoded text.
-        spans: named half-open ranges of prompt positions: each needle's ("needle"), the shared affix ("affix").
+        spans: named half-open ranges of prompt positions: each needle's ("needle"), and what other samples hold too, id
+            by id ("affix", one range): methods that share state between requests make it once.
         meta: facts for the row that the task documents (needle depths in percent, haystack, truncated, …).
     """
 
