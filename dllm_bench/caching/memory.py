@@ -108,6 +108,11 @@ class Memory(Part):
         """Keys (after RoPE) and values [B, Hkv, N, d] of all positions in order, for memories above."""
         raise TypeError(f"{type(self).__name__} cannot serve a memory above it")
 
+    def held(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Keys (after RoPE) and values [B, Hkv, N, d] of all positions in order, as they lie here between two
+        passes, for studies of drift; None where not all are held. Changes nothing."""
+        return self.lower.held(layer) if self.lower is not None else None
+
     def attention_rows(self, layer: int, q: Tensor) -> Tensor:
         """Attention of a few queries q [B, H, m, d] (after RoPE) over all positions, float32 [B, H, m, N].
 
@@ -116,7 +121,7 @@ class Memory(Part):
         return self.network.attention_rows(q, [self.whole(layer)[0]])
 
     def readable(self, layer: int) -> Tensor | None:
-        """Ascending positions that `attention_rows` covers for at least one head; None: all."""
+        """Ascending positions that the last `read` of the layer gave to at least one head; None: all."""
         return None
 
     def end_pass(self) -> None:
@@ -188,6 +193,10 @@ class DenseMemory(Memory):
         k, v = self._k[layer], self._v[layer]
         assert k is not None and v is not None, "read before write"
         return k, v
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        k, v = self._k[layer], self._v[layer]
+        return None if k is None or v is None or k.shape[2] != self.request.length else (k, v)
 
     def bytes(self) -> dict[str, int]:
         return {"keys": held_bytes(self._k), "values": held_bytes(self._v)}
