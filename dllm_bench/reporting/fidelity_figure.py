@@ -108,7 +108,7 @@ def _map(axes: Axes, grid: Sequence[Sequence[float | None]], norm: Any) -> Any:
         return None
     # no drift at all is the smallest colour, not a hole
     numbers = [[math.nan if value is None else max(value, norm.vmin) for value in line] for line in grid]
-    return axes.imshow(numbers, cmap="cividis", norm=norm, aspect="auto", interpolation="none", origin="lower")
+    return axes.imshow(numbers, cmap="viridis", norm=norm, aspect="auto", interpolation="none", origin="lower")
 
 
 def _percents(axes: Axes) -> None:
