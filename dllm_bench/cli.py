@@ -8,6 +8,7 @@ import typer
 
 from dllm_bench import __version__
 from dllm_bench.commands.check import check
+from dllm_bench.commands.fidelity import fidelity
 from dllm_bench.commands.generate import generate
 from dllm_bench.commands.leaderboard import leaderboard
 from dllm_bench.commands.plot import plot
@@ -45,6 +46,7 @@ app.command("run")(run)
 app.command("leaderboard")(leaderboard)
 app.command("plot")(plot)
 app.command("generate")(generate)
+app.command("fidelity")(fidelity)
 app.command("check")(check)
 app.command("list")(list_things)
 app.command("show")(show)

@@ -86,6 +86,9 @@ class AnchorMemory(DenseMemory):
         start = bisect.bisect_left(self._kept, rows.span.start)
         return Rows.range(start, start + rows.count)
 
+    def readable(self, layer: int) -> Tensor | None:
+        return None if self._kept is None else torch.tensor(self._kept, device=self.network.device)
+
     def end(self) -> None:
         super().end()
         self._kept = None

@@ -69,10 +69,9 @@ class EvictingMemory(Memory):
     def begin_pass(self, window: Window, refresh: bool) -> None:
         self._dense, self._chooses = refresh, refresh and window.step == _CHOOSING
         self._block = _block(window, self.network.config)
-        self._kept.clear()
         if refresh:
-            self._k.clear()
-            self._v.clear()
+            for held in (self._k, self._v, self._kept):
+                held.clear()
 
     def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
         k = self.network.rope(k, rows.where)
@@ -113,11 +112,19 @@ class EvictingMemory(Memory):
     def end_pass(self) -> None:
         self._fresh = []
 
+    def readable(self, layer: int) -> Tensor | None:
+        block = self._block.span
+        if self._dense or block is None:
+            return None
+        inside = torch.arange(block.start, block.stop, device=self.network.device)
+        return torch.cat((self._kept[layer], inside)).sort().values
+
     def bytes(self) -> dict[str, int]:
-        return {"keys": held_bytes(self._k.values()), "values": held_bytes(self._v.values())}
+        held = {"keys": self._k, "values": self._v, "indices": self._kept}
+        return {kind: held_bytes(tensors.values()) for kind, tensors in held.items()}
 
     def report(self) -> dict[str, Any]:
-        return {"kept": {layer: kept.tolist() for layer, kept in self._kept.items()}} if self._kept else {}
+        return {"kept": {layer: kept.tolist() for layer, kept in self._kept.items()}} if self._chooses else {}
 
     def end(self) -> None:
         super().end()

@@ -279,6 +279,7 @@ def test_sparse_bytes() -> None:
     made, _ = run(LLADA, "sparse_dllm", {}, {"gen_length": 16, "block_length": 8})
     c = model(LLADA).config
     held = c.num_layers * ((len(PROMPT) + 8) // 2 + 8) * c.num_kv_heads * c.head_dim * 4
-    assert made.cache_bytes == {"keys": held, "values": held}
+    indices = c.num_layers * ((len(PROMPT) + 8) // 2) * 8
+    assert made.cache_bytes == {"keys": held, "values": held, "indices": indices}
     short, _ = run(LLADA, "sparse_dllm", {}, {"gen_length": 16, "block_length": 8, "steps": 4})
     assert short.counters.dense_passes == short.counters.nfe == 4

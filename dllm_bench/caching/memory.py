@@ -127,6 +127,11 @@ class Memory(Part):
         k, v = self.whole(layer)
         return gather_runs(k, first, run), gather_runs(v, first, run)
 
+    def held(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Keys (after RoPE) and values [B, Hkv, N, d] of all positions in order, as they lie here between two
+        passes, for studies of drift; None where not all are held. Changes nothing."""
+        return self.lower.held(layer) if self.lower is not None else None
+
     def scores(self, layer: int, q: Tensor) -> Tensor:
         """Scaled products of a few queries q [B, H, m, d] (after RoPE) with the keys held now, float32 [B, H, m, N]."""
         return self.network.scores(q, [self.whole(layer)[0]])
@@ -224,6 +229,10 @@ class DenseMemory(Memory):
         k, v = self._k[layer], self._v[layer]
         assert k is not None and v is not None, "read before write"
         return k, v
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        k, v = self._k[layer], self._v[layer]
+        return None if k is None or v is None or k.shape[2] != self.request.length else (k, v)
 
     def bytes(self) -> dict[str, int]:
         return {"keys": held_bytes(self._k), "values": held_bytes(self._v)}

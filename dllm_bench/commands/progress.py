@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,14 +13,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 if TYPE_CHECKING:
     from dllm_bench.running.runner import Cell
 
-__all__ = ["RunProgress"]
+__all__ = ["FidelityTally", "RunProgress", "RunTally"]
 
 
-class _Tally:
-    """Running sums of one cell."""
+class Tally(Protocol):
+    """Running sums of one cell, and how they are told."""
+
+    def add(self, row: Mapping[str, Any]) -> None: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+class RunTally:
+    """Score and speed of one cell."""
 
     def __init__(self) -> None:
-        self.begun = time.perf_counter()
         self.score = 0.0
         self.scored = self.tokens = self.failed = 0
         self.seconds = 0.0
@@ -42,12 +50,35 @@ class _Tally:
         return f"{accuracy} {speed}" + (f" {self.failed} failed" if self.failed else "")
 
 
+class FidelityTally:
+    """Agreement with the uncached trajectory, and divergence from it."""
+
+    def __init__(self) -> None:
+        self.compared = self.agreeing = self.counted = self.failed = 0
+        self.divergence = 0.0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.compared += row["compared"]
+        self.agreeing += row["agreeing"]
+        self.divergence += row["kl_sum"]
+        self.counted += row["kl_count"]
+        self.failed += row["status"] != "ok"
+
+    @property
+    def text(self) -> str:
+        """Agreement and divergence so far."""
+        agreement = f"{100 * self.agreeing / self.compared:5.1f} % agree" if self.compared else "    – % agree"
+        divergence = f"KL {self.divergence / self.counted:.2g}" if self.counted else "KL –"
+        return f"{agreement} {divergence}" + (f" {self.failed} failed" if self.failed else "")
+
+
 class RunProgress:
     """A bar on a terminal, one plain line per cell elsewhere. Use it as a context manager around the run."""
 
-    def __init__(self, console: Console, cells: int) -> None:
+    def __init__(self, console: Console, cells: int, tally: Callable[[], Tally] = RunTally) -> None:
         self.console, self.cells, self.number = console, cells, 0
-        self._tally = _Tally()
+        self._make_tally, self._tally = tally, tally()
+        self._begun = time.perf_counter()
         self._missing = 0
         self._bar: TaskID | None = None
         self._progress = Progress(
@@ -72,7 +103,7 @@ class RunProgress:
     def begin(self, cell: Cell, missing: int) -> None:
         """A cell begins."""
         self.number += 1
-        self._tally, self._missing = _Tally(), missing
+        self._tally, self._missing, self._begun = self._make_tally(), missing, time.perf_counter()
         if missing and not self._progress.disable:
             name = escape(f"{self._place()}{cell.spec.label}")
             self._bar = self._progress.add_task(name, total=missing, told=self._tally.text)
@@ -93,7 +124,7 @@ class RunProgress:
         if kept:
             told.append(f"{kept} kept")
         if self._missing:
-            told += [" ".join(self._tally.text.split()), f"{time.perf_counter() - self._tally.begun:.1f} s"]
+            told += [" ".join(self._tally.text.split()), f"{time.perf_counter() - self._begun:.1f} s"]
         self._say(f"{self._place()}{cell.spec.label}: {', '.join(told)}")
 
     def warn(self, message: str) -> None:

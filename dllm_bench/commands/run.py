@@ -15,11 +15,13 @@ from dllm_bench.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dllm_bench.models.hub import Model
     from dllm_bench.running.runner import Cell
     from dllm_bench.running.spec import Plan, Request
     from dllm_bench.running.store import Store
+    from dllm_bench.running.task import Task
 
-__all__ = ["execute", "run"]
+__all__ = ["as_asked", "cells_of", "check_folder", "execute", "interrupted", "run"]
 
 _DECODE_NAMES = (
     *("gen_length", "block_length", "steps", "threshold", "factor", "tokens_per_pass", "remasking"),
@@ -106,17 +108,26 @@ def run(
     revision: Revision = None,
 ) -> None:
     """Run a benchmark: one stored row per sample, and a table at the end. A rerun does only what is missing."""
-    given = locals()
+    request, load = as_asked(locals())
+    code = execute(request, load, out, fresh)
+    if code:
+        sys.exit(code)
+
+
+def as_asked(given: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
+    """The request, and how its model is loaded, from the values of the flags above."""
     from dllm_bench.running.spec import Request
 
     decode = {name: given[name] for name in _DECODE_NAMES if given[name] is not None}
-    if no_eos_stop:
+    if given["no_eos_stop"]:
         decode["eos_stop"] = False
-    request = Request(method, task, ctx or (), subset or (), samples, seed, decode, set_ or (), task_set or ())
+    lists = {name: given[name] or () for name in ("ctx", "subset", "set_", "task_set")}
+    request = Request(
+        given["method"], given["task"], lists["ctx"], lists["subset"], given["samples"], given["seed"], decode,
+        lists["set_"], lists["task_set"],
+    )  # fmt: skip
     load = {name: given[name] for name in ("dtype", "device", "rope_scaling", "chat_template", "revision")}
-    code = execute(request, {"spec": model, **load}, out, fresh)
-    if code:
-        sys.exit(code)
+    return request, {"spec": given["model"], **load}
 
 
 def execute(request: Request, load: Mapping[str, Any], out: Path, fresh: bool) -> int:
@@ -131,14 +142,13 @@ def execute(request: Request, load: Mapping[str, Any], out: Path, fresh: bool) -
 
     errors = Console(stderr=True)
     plan = check(request)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"'{out}' is no folder: name another one with --out")
+    check_folder(out)
     store = Store(out)
     cells: list[Cell] = []
     try:
         cells += _run(plan, load, store, fresh, errors)
     except KeyboardInterrupt:
-        return _interrupted(store, errors)
+        return interrupted(store, errors)
     keys = {key for cell in cells for key in cell.keys.values()}
     return _close(store, keys, errors)
 
@@ -148,22 +158,13 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
     import dllm_bench
     from dllm_bench.commands.progress import RunProgress
     from dllm_bench.running.environment import Environment
-    from dllm_bench.running.runner import Cell, Runner
-    from dllm_bench.running.spec import expand
+    from dllm_bench.running.runner import Runner
 
     model = dllm_bench.load_model(**load)
-    task = plan.task_class(model.codec, plan.task_options)
-    specs = expand(plan, model, task, dllm_bench.__version__)
-    cells = []
-    for spec in specs:
-        size = task.size(spec.subset)
-        cells.append(Cell(spec, plan.request.samples if size is None else min(size, plan.request.samples)))
+    task, cells, short = cells_of(plan, model)
     with RunProgress(errors, len(cells)) as progress:
-        short = sorted(
-            {f"{c.spec.task}/{c.spec.subset} has {c.samples}" for c in cells if c.samples < plan.request.samples}
-        )
         if short:
-            progress.warn(f"fewer samples than the {plan.request.samples} asked for: {', '.join(short)}")
+            progress.warn(short)
         environment = Environment.capture(model.device)
         runner = Runner(model, task, store, dllm_bench.generate, environment, progress, dllm_bench.prepare)
         runner.run(cells, fresh=fresh)
@@ -171,7 +172,29 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
     return cells
 
 
-def _interrupted(store: Store, errors: Console) -> int:
+def cells_of(plan: Plan, model: Model) -> tuple[Task, list[Cell], str | None]:
+    """The task, the cells of a plan, and a warning where the task has fewer samples than were asked for."""
+    import dllm_bench
+    from dllm_bench.running.runner import Cell
+    from dllm_bench.running.spec import expand
+
+    task, asked = plan.task_class(model.codec, plan.task_options), plan.request.samples
+    cells = []
+    for spec in expand(plan, model, task, dllm_bench.__version__):
+        size = task.size(spec.subset)
+        cells.append(Cell(spec, asked if size is None else min(size, asked)))
+    few = sorted({f"{c.spec.task}/{c.spec.subset} has {c.samples}" for c in cells if c.samples < asked})
+    return task, cells, f"fewer samples than the {asked} asked for: {', '.join(few)}" if few else None
+
+
+def check_folder(out: Path) -> None:
+    """Raises UserError where results cannot lie in `out`."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"'{out}' is no folder: name another one with --out")
+
+
+def interrupted(store: Store, errors: Console) -> int:
+    """Tells what is kept after Ctrl-C; returns the exit code."""
     store.compact()
     errors.print(
         f"stopped: {len(store)} rows are kept in {store.root}; the same command"

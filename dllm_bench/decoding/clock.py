@@ -63,6 +63,10 @@ class Clock:
         if block_done and self.first_block is None:
             self.first_block = now - self._start
 
+    def skip(self, seconds: float) -> None:
+        """Leaves out what was spent on watching the decode."""
+        self._start += seconds
+
     def end(self) -> None:
         self.total = self.now() - self._start
 

@@ -75,7 +75,8 @@ def denoise(
     Args:
         make_method: builds the method; guidance needs a second one for its unconditional stream.
         settings: resolved decode settings.
-        on_pass: sees each pass's window, logits and decision, for studies of trajectories.
+        on_pass: sees each pass's window, logits and decision after the commit, for studies of trajectories. What it
+            computes is neither counted nor timed.
         span: the positions that other requests hold too, as the task declares them.
         shared: state made before, for the method that shares it.
         trace: keep what the method decided in each pass (selections can be as long as the context).
@@ -95,7 +96,7 @@ def denoise(
             run.clock.begin()
             _probe(run, streams, trace)
             while (window := windows.next()) is not None:
-                _step(run, streams, rule, window, settings, on_pass, trace)
+                _step(run, streams, network, rule, window, settings, on_pass, trace)
             run.clock.end()
     finally:
         streams.end()
@@ -136,6 +137,7 @@ def _book(
 def _step(
     run: Run,
     streams: Streams,
+    network: Network,
     rule: CommitRule,
     window: Window,
     settings: DecodeSettings,
@@ -160,4 +162,9 @@ def _step(
     pairs = tuple(sorted(zip(decision.positions, tokens, strict=True)))
     _book(run, streams, streams.method.started, between - before, pairs, trace)
     if on_pass is not None:
-        on_pass(window, output, decision)
+        begun, network.counters = clock.now(), Counters()
+        try:
+            on_pass(window, output, decision)
+        finally:
+            network.counters = run.counters
+        clock.skip(clock.now() - begun)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["ENDINGS", "check_ending", "draw", "needle_grid", "save"]
+__all__ = ["ENDINGS", "check_ending", "draw", "needle_grid", "save", "style", "write"]
 
 ENDINGS = (".png", ".svg", ".pdf")
 _WIDTH, _LINES_HEIGHT, _MAP_HEIGHT = 10.0, 3.5, 2.5
@@ -58,15 +59,24 @@ def check_ending(file: Path) -> None:
 
 def save(sections: Sequence[Section], file: Path) -> None:
     """Draws `sections` into `file`. Raises UserError for an ending that is not among ENDINGS, or without curves."""
+    check_ending(file)
+    with style():
+        write(draw(sections), file)
+
+
+def style() -> AbstractContextManager[None]:
+    """The look of all figures, while they are drawn and written."""
     import matplotlib as mpl
 
-    check_ending(file)
-    with mpl.rc_context(_STYLE):
-        figure = draw(sections)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # no date: the same results give the same file
-        metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix.lower())
-        figure.savefig(file, dpi=200, metadata=metadata, facecolor="white")
+    context: AbstractContextManager[None] = mpl.rc_context(_STYLE)
+    return context
+
+
+def write(figure: Figure, file: Path) -> None:
+    """Writes a figure; the same results give the same file, so it has no date."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix.lower())
+    figure.savefig(file, dpi=200, metadata=metadata, facecolor="white")
 
 
 def draw(sections: Sequence[Section]) -> Figure:

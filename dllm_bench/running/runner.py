@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dllm_bench.api import Generation
     from dllm_bench.models.hub import Model
 
-__all__ = ["Cell", "Events", "Runner", "warm_up_settings"]
+__all__ = ["Cell", "Events", "Runner", "error_message", "missing_indices", "warm_up_settings"]
 
 Generate = Callable[..., "Generation"]
 
@@ -87,7 +87,7 @@ class Runner:
         With `fresh` the rows of these cells are dropped first. Raises UserError, before anything is written, where
         the request cannot be met.
         """
-        missing = self._missing(cells, fresh)
+        missing = missing_indices(self.store, cells, fresh)
         firsts = [self._sample(cell.spec, todo[0]) if todo else None for cell, todo in zip(cells, missing, strict=True)]
         for cell, todo, first in zip(cells, missing, firsts, strict=True):
             self.events.begin(cell, len(todo))
@@ -104,11 +104,6 @@ class Runner:
                 self.events.row(row)
             self.events.end(cell)
         return self._written
-
-    def _missing(self, cells: Sequence[Cell], fresh: bool) -> list[list[int]]:
-        kept = {} if fresh else self.store.statuses()
-        done = {key for key, status in kept.items() if status not in RETRIED}
-        return [[index for index, key in cell.keys.items() if key not in done] for cell in cells]
 
     def _sample(self, spec: RunSpec, index: int) -> tuple[Sample, float]:
         """The sample and the seconds that it took to make."""
@@ -156,7 +151,7 @@ class Runner:
             row.update(status="error", error=str(error))
         except Exception as error:
             # one sample that fails must not end a run of hours: the row tells, and a rerun tries it again
-            row.update(status="oom" if is_out_of_memory(error) else "error", error=_message(error))
+            row.update(status="oom" if is_out_of_memory(error) else "error", error=error_message(error))
         if row["status"] == "oom":
             release_memory(spec.device_type)
         return row
@@ -193,5 +188,13 @@ def warm_up_settings(decode: DecodeSettings, family: str) -> DecodeSettings:
         return decode
 
 
-def _message(error: Exception) -> str:
+def missing_indices(store: Store, cells: Sequence[Cell], fresh: bool) -> list[list[int]]:
+    """Per cell the samples that the store lacks or that have to be retried; all of them when it starts afresh."""
+    kept = {} if fresh else store.statuses()
+    done = {key for key, status in kept.items() if status not in RETRIED}
+    return [[index for index, key in cell.keys.items() if key not in done] for cell in cells]
+
+
+def error_message(error: Exception) -> str:
+    """One line for the row."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "FAILED",
+    "GROUPS",
+    "PREFIXES",
+    "RESULTS",
     "RETRIED",
     "SCHEMA_VERSION",
     "STATUSES",
     "Column",
+    "Kind",
     "arrow_schema",
+    "group",
     "markdown",
     "new_row",
 ]
@@ -45,13 +50,13 @@ class Column:
     nullable: bool = True
 
 
-def _group(*columns: tuple[str, str, str]) -> tuple[Column, ...]:
+def group(*columns: tuple[str, str, str]) -> tuple[Column, ...]:
     """Columns from (name, type, text); a type that ends in `!` is never null."""
     return tuple(Column(name, kind.rstrip("!"), text, not kind.endswith("!")) for name, kind, text in columns)
 
 
 GROUPS: Mapping[str, tuple[Column, ...]] = {
-    "Row": _group(
+    "Row": group(
         ("key", "string!", "hash of everything that decides the answer (marked • below); one row per key"),
         ("schema_version", "int64!", "version of this schema"),
         (
@@ -62,7 +67,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("status", "string!", "how the sample ended, see below"),
         ("error", "string", "message of the exception; null where there was none"),
     ),
-    "Spec": _group(
+    "Spec": group(
         ("model", "string!", "model as it was asked for"),
         ("model_revision", "string", "revision of the model on its hub; null for a local one"),
         ("model_fingerprint", "string!", "• hash of the model's config and weight files"),
@@ -91,7 +96,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("seed", "int64!", "• seed of the samples"),
         ("index", "int64!", "• number of the sample"),
     ),
-    "Sample and answer": _group(
+    "Sample and answer": group(
         ("prompt_hash", "string", "hash of the prompt's ids: rows with equal hashes answered the same question"),
         ("prompt_tokens", "int64", "tokens of the prompt"),
         ("references", "list<string>", "accepted answers or parts of the answer"),
@@ -105,7 +110,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("score", "float64", "score in 0..1; null where the sample has none"),
         ("masks_left", "int64", "masks left in the response"),
     ),
-    "Tokens and work": _group(
+    "Tokens and work": group(
         ("useful_tokens", "int64", "response tokens before the first EOS or EOT"),
         ("canvas_tokens", "int64", "all response positions that were decoded"),
         ("nfe", "int64", "passes through the network"),
@@ -125,7 +130,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("preparation_row_layers", "int64", "rows x layers of making it; not part of row_layers"),
         ("shared_requests", "int64", "samples of this run that used this shared state so far, with this one"),
     ),
-    "Seconds": _group(
+    "Seconds": group(
         ("tokenisation_seconds", "float64", "making the sample: its text, its ids, and the fit to the context length"),
         (
             "decode_seconds",
@@ -151,7 +156,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
             "making state that requests share, outside of decode_seconds; null where none was made for this sample",
         ),
     ),
-    "Bytes": _group(
+    "Bytes": group(
         ("cache_bytes_peak", "int64", "largest number of bytes that the method's caches held at once"),
         ("cache_bytes", "string", "cache_bytes_peak by kind of cache, as JSON"),
         (
@@ -163,7 +168,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("memory_peak_bytes", "int64", "largest memory during decoding; null where it cannot be measured per sample"),
         ("memory_peak_kind", "string", "what memory_peak_bytes counts: cuda_allocated, or rss of the process"),
     ),
-    "Environment": _group(
+    "Environment": group(
         ("package_version", "string!", "• version of dllm-bench"),
         ("git_revision", "string", "commit of dllm-bench's checkout; null outside of one"),
         ("git_dirty", "bool", "whether code in that checkout differed from the commit"),
@@ -180,7 +185,33 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
 COLUMNS: tuple[Column, ...] = tuple(column for group in GROUPS.values() for column in group)
 
 
-def arrow_schema() -> pa.Schema:
+@dataclass(frozen=True)
+class Kind:
+    """A kind of rows with columns and versions of its own; several kinds may lie in one results folder.
+
+    Every kind has the columns `key`, `schema_version`, `started_at` and `status`.
+
+    Attributes:
+        name: as messages say it. prefix: of the names of its files, empty for the results themselves.
+        mark: the name under which parquet files keep the schema's version.
+        identity: columns that tell a row from others of the same kind; the first is `key`. Rows with one key are
+            written together, and of several writings the last counts.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    version: int = SCHEMA_VERSION
+    prefix: str = ""
+    mark: str = "dllm_bench_schema_version"
+    identity: tuple[str, ...] = ("key",)
+
+
+RESULTS = Kind("result", COLUMNS)
+PREFIXES = ("fidelity-",)
+"""Of files in a results folder that hold other rows than results."""
+
+
+def arrow_schema(kind: Kind = RESULTS) -> pa.Schema:
     """The parquet schema: each field carries its description, the schema its version."""
     import pyarrow as pa
 
@@ -197,20 +228,20 @@ def arrow_schema() -> pa.Schema:
         kind = pa.list_(scalars[inner]) if column.type.startswith("list<") else scalars[inner]
         return pa.field(column.name, kind, column.nullable, metadata={"description": column.text})
 
-    return pa.schema([field(c) for c in COLUMNS], metadata={"dllm_bench_schema_version": str(SCHEMA_VERSION)})
+    return pa.schema([field(c) for c in kind.columns], metadata={kind.mark: str(kind.version)})
 
 
-def new_row(values: Mapping[str, Any]) -> dict[str, Any]:
+def new_row(values: Mapping[str, Any], kind: Kind = RESULTS) -> dict[str, Any]:
     """A row of `values` in which everything else is null.
 
     Raises ValueError for a column that does not exist and for a missing one that must not be null.
     """
-    unknown = sorted(set(values) - {c.name for c in COLUMNS})
-    row = {c.name: values.get(c.name) for c in COLUMNS}
-    row["schema_version"] = SCHEMA_VERSION
-    missing = [c.name for c in COLUMNS if not c.nullable and row[c.name] is None]
+    unknown = sorted(set(values) - {c.name for c in kind.columns})
+    row = {c.name: values.get(c.name) for c in kind.columns}
+    row["schema_version"] = kind.version
+    missing = [c.name for c in kind.columns if not c.nullable and row[c.name] is None]
     if unknown or missing:
-        raise ValueError(f"not a result row: unknown columns {unknown}, missing columns {missing}")
+        raise ValueError(f"not a {kind.name} row: unknown columns {unknown}, missing columns {missing}")
     return row
 
 
@@ -238,10 +269,18 @@ def markdown() -> str:
         "",
         "A rerun computes `oom` and `error` rows again.",
     ]
-    for title, columns in GROUPS.items():
+    from dllm_bench.running import fidelity_schema
+
+    lines = [*head, *_groups(GROUPS), "", *fidelity_schema.markdown(_groups)]
+    return "\n".join(lines) + "\n"
+
+
+def _groups(groups: Mapping[str, tuple[Column, ...]]) -> list[str]:
+    lines: list[str] = []
+    for title, columns in groups.items():
         rows = ((f"`{c.name}`", c.type, "yes" if c.nullable else "no", c.text) for c in columns)
-        head += ["", f"## {title}", "", *_table(("column", "type", "null", "meaning"), rows)]
-    return "\n".join(head) + "\n"
+        lines += ["", f"## {title}", "", *_table(("column", "type", "null", "meaning"), rows)]
+    return lines
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.errors import UserError
-from dllm_bench.running.schema import SCHEMA_VERSION, arrow_schema, new_row
+from dllm_bench.running.schema import PREFIXES, RESULTS, Kind, arrow_schema, new_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,29 +21,31 @@ _STALE_SECONDS = 3600.0
 
 
 class Store:
-    """Rows in the folder `root`, one per key.
+    """Rows of one kind in the folder `root`: results, one per key, unless another kind is named.
 
     A file is written under a temporary name, flushed to the disk and renamed, so it is either whole or absent. Files
     are never changed. Compaction writes all rows into one new file before it deletes the old ones; a kill in between
-    leaves rows twice, and readers keep one row per key: the latest. Several processes may write to one folder.
+    leaves rows twice, and readers keep one row per key (or those that were written together): the latest. Several
+    processes may write to one folder.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+    def __init__(self, root: str | os.PathLike[str], kind: Kind = RESULTS) -> None:
+        self.root, self.kind = Path(root), kind
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Adds one row durably: when this returns, it survives a crash. Raises ValueError for a malformed row."""
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Adds rows durably, all together: when this returns, they survive a crash. Raises ValueError for a bad one."""
         import pyarrow as pa
 
-        self._write(pa.Table.from_pylist([new_row(row)], schema=arrow_schema()), "part")
+        table = [new_row(row, self.kind) for row in rows]
+        self._write(pa.Table.from_pylist(table, schema=arrow_schema(self.kind)), "part")
 
     def read(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """One row per key, the latest, in the order in which they were begun. `columns`: only these.
 
         Raises UserError where a file is no result file or of a newer schema.
         """
-        wanted = None if columns is None else list(dict.fromkeys([*columns, "key", "started_at"]))
-        rows: list[dict[str, Any]] = _latest(self._table(wanted)[0]).to_pylist()
+        wanted = None if columns is None else list(dict.fromkeys([*columns, *self.kind.identity, "started_at"]))
+        rows: list[dict[str, Any]] = self._latest(self._table(wanted)[0]).to_pylist()
         if columns is not None:
             rows = [{name: row[name] for name in columns} for row in rows]
         return rows
@@ -60,7 +62,7 @@ class Store:
         self._sweep()
         table, files = self._table(None)
         if len(files) > 1:
-            self._replace(files, _latest(table))
+            self._replace(files, self._latest(table))
 
     def drop(self, keys: Collection[str]) -> int:
         """Removes the rows of `keys`; returns how many there were. A kill may leave some of them, it harms no other."""
@@ -68,7 +70,7 @@ class Store:
         import pyarrow.compute as pc
 
         table, files = self._table(None)
-        table = _latest(table)
+        table = self._latest(table)
         gone = pc.is_in(table["key"], value_set=pa.array(sorted(keys), pa.string()))
         count = int(pc.sum(gone).as_py() or 0)
         if count:
@@ -77,7 +79,9 @@ class Store:
 
     def files(self) -> list[Path]:
         """The result files, in order of their names."""
-        return sorted(p for p in self.root.glob("*.parquet") if not p.name.startswith("."))
+        others = tuple(prefix for prefix in PREFIXES if prefix != self.kind.prefix)
+        found = self.root.glob(f"{self.kind.prefix}*.parquet")
+        return sorted(p for p in found if not p.name.startswith((".", *others)))
 
     def _replace(self, files: Iterable[Path], table: pa.Table) -> None:
         self._write(table, "rows")
@@ -89,7 +93,7 @@ class Store:
         import pyarrow.parquet as pq
 
         self.root.mkdir(parents=True, exist_ok=True)
-        name = f"{prefix}-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
+        name = f"{self.kind.prefix}{prefix}-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
         temporary = self.root / f".tmp-{name}"
         try:
             with temporary.open("wb") as handle:
@@ -108,14 +112,27 @@ class Store:
         for _ in range(20):
             files = self.files()
             try:
-                tables = [_load(file, columns) for file in files]
+                tables = [_load(file, columns, self.kind) for file in files]
             except FileNotFoundError:
                 continue
-            schema = arrow_schema()
+            schema = arrow_schema(self.kind)
             if columns is not None:
                 schema = pa.schema([schema.field(name) for name in columns])
             return pa.concat_tables(tables) if tables else schema.empty_table(), files
         raise UserError(f"the result files in {self.root} change too fast to be read")
+
+    def _latest(self, table: pa.Table) -> pa.Table:
+        """The rows of each key that were begun last, and of equal ones the last in the order of files."""
+        import pyarrow as pa
+
+        started = table["started_at"].cast(pa.int64()).to_pylist()
+        order = sorted(range(len(table)), key=lambda i: (started[i], i))
+        keys = table["key"].to_pylist()
+        names = list(zip(*(table[name].to_pylist() for name in self.kind.identity), strict=True))
+        begun = {keys[i]: started[i] for i in order}
+        last = {names[i]: i for i in order}
+        kept = [i for i in order if last[names[i]] == i and begun[keys[i]] == started[i]]
+        return table.take(pa.array(kept, pa.int64()))
 
     def _sweep(self) -> None:
         """Deletes what killed writers left; young files may belong to a living one."""
@@ -127,23 +144,23 @@ class Store:
                 continue
 
 
-def _load(file: Path, columns: list[str] | None) -> pa.Table:
+def _load(file: Path, columns: list[str] | None, kind: Kind) -> pa.Table:
     """The rows of one file in today's schema: columns that it does not have yet are null."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = arrow_schema()
+    schema = arrow_schema(kind)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
     try:
         with pq.ParquetFile(file) as parquet:
             found = parquet.schema_arrow
-            version = (found.metadata or {}).get(b"dllm_bench_schema_version")
+            version = (found.metadata or {}).get(kind.mark.encode())
             if version is None:
-                raise UserError(f"{file} is no result file of dllm-bench")
-            if int(version) > SCHEMA_VERSION:
+                raise UserError(f"{file} is no {kind.name} file of dllm-bench")
+            if int(version) > kind.version:
                 raise UserError(
-                    f"{file} has schema {int(version)}, this dllm-bench reads up to {SCHEMA_VERSION}: upgrade it"
+                    f"{file} has schema {int(version)}, this dllm-bench reads up to {kind.version}: upgrade it"
                 )
             table = parquet.read(columns=[f.name for f in schema if f.name in found.names])
     except pa.ArrowInvalid as error:
@@ -151,17 +168,6 @@ def _load(file: Path, columns: list[str] | None) -> pa.Table:
     present = set(table.column_names)
     filled = [table[f.name].cast(f.type) if f.name in present else pa.nulls(len(table), f.type) for f in schema]
     return pa.Table.from_arrays(filled, schema=schema)
-
-
-def _latest(table: pa.Table) -> pa.Table:
-    """One row per key: the one begun last, and of equal ones the last in the order of files."""
-    import pyarrow as pa
-
-    started = table["started_at"].cast(pa.int64()).to_pylist()
-    order = sorted(range(len(table)), key=lambda i: (started[i], i))
-    keys = table["key"].to_pylist()
-    last = {keys[i]: i for i in order}
-    return table.take(pa.array([i for i in order if last[keys[i]] == i], pa.int64()))
 
 
 def _sync_folder(folder: Path) -> None:

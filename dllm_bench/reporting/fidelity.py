@@ -1,0 +1,205 @@
+"""From fidelity rows to numbers: agreement, divergence, drift, and what a filter kept."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.running.lengths import ctx_name
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["COLUMNS_READ", "DRIFTS", "Summary", "first_drift", "samples_of", "summaries", "table"]
+
+Row = Mapping[str, Any]
+
+DRIFTS = ("key_drift_prompt", "key_drift_response", "value_drift_prompt", "value_drift_response")
+"""Columns with one relative distance per layer."""
+
+_CELL = ("nominal_ctx", "subset", "method_label")
+_SETTING = ("model", "model_fingerprint", "dtype", "device_type", "decode_settings", "task_options", "method_options")
+COLUMNS_READ = (
+    *("key", "status", "error", "step", "task", "seed", "package_version", *_CELL, *_SETTING),
+    *("tokens_compared", "tokens_agreeing", "first_divergent_step", "candidates", "kl_mean", "kl_max"),
+    *(*DRIFTS, "mass_kept", "needles_kept"),
+)
+"""Columns of the store that the table and the figure read."""
+
+_ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method at one context length.
+
+    Attributes:
+        samples: compared ones. failed: those that could not be.
+        agreement: tokens that agree with the uncached trajectory, of all that were compared.
+        first_divergent_step: median over samples; infinite where most never diverge.
+        kl_mean, kl_max: over all candidates of all passes.
+        drift_prompt, drift_response: of the deepest layer behind the last pass, the larger one of keys and values; mean
+            over samples.
+        mass_kept, needles_kept: mean over the passes and layers that read a selection.
+        rows: its rows.
+    """
+
+    label: str
+    ctx: int | None
+    subset: str
+    samples: int
+    failed: int
+    agreement: float | None
+    first_divergent_step: float | None
+    kl_mean: float | None
+    kl_max: float | None
+    drift_prompt: float | None
+    drift_response: float | None
+    mass_kept: float | None
+    needles_kept: float | None
+    rows: tuple[Row, ...]
+
+
+def samples_of(rows: Iterable[Row]) -> list[list[Row]]:
+    """The passes of each sample, in order; rows of failed samples are left out."""
+    by_key: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "ok":
+            by_key[row["key"]].append(row)
+    return [sorted(passes, key=lambda row: row["step"]) for passes in by_key.values()]
+
+
+def first_drift(rows: Iterable[Row], tolerance: float) -> tuple[int, int] | None:
+    """Where drift begins: (layer, step) of the first step in which a layer's keys or values are further than
+    `tolerance` from the exact ones, and of the lowest such layer: those above it drift with it. None: nowhere."""
+    found = [
+        (row["step"], layer)
+        for row in rows
+        if row["status"] == "ok"
+        for name in DRIFTS
+        for layer, value in enumerate(row[name] or ())
+        if value is not None and value > tolerance
+    ]
+    if not found:
+        return None
+    step, layer = min(found)
+    return layer, step
+
+
+def summaries(rows: Iterable[Row]) -> list[Summary]:
+    """One per context length, subset and method; methods whose rows differ in more than that are told apart."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in (*_CELL, *_SETTING))].append(row)
+    order = sorted(groups, key=lambda g: (g[0] is not None, g[0] or 0, g[1]))
+    return [_summary(groups[group]) for group in order]
+
+
+def _summary(rows: Sequence[Row]) -> Summary:
+    samples = samples_of(rows)
+    firsts = [passes[0] for passes in samples]
+    compared = sum(row["tokens_compared"] for row in firsts)
+    steps = [math.inf if r["first_divergent_step"] is None else r["first_divergent_step"] for r in firsts]
+    passes = [row for sample in samples for row in sample]
+    counted = [(row["kl_mean"], row["candidates"]) for row in passes if row["kl_mean"] is not None]
+    candidates = sum(number for _, number in counted)
+    return Summary(
+        label=rows[0]["method_label"],
+        ctx=rows[0]["nominal_ctx"],
+        subset=rows[0]["subset"],
+        samples=len(samples),
+        failed=len({row["key"] for row in rows if row["status"] != "ok"}),
+        agreement=sum(row["tokens_agreeing"] for row in firsts) / compared if compared else None,
+        first_divergent_step=median(steps) if steps else None,
+        kl_mean=sum(mean * number for mean, number in counted) / candidates if candidates else None,
+        kl_max=max((row["kl_max"] for row in passes if row["kl_max"] is not None), default=None),
+        drift_prompt=_mean(_last_drift(sample, "prompt") for sample in samples),
+        drift_response=_mean(_last_drift(sample, "response") for sample in samples),
+        mass_kept=_mean(value for row in passes for value in row["mass_kept"] or ()),
+        needles_kept=_mean(value for row in passes for value in row["needles_kept"] or ()),
+        rows=tuple(rows),
+    )
+
+
+def _last_drift(sample: Sequence[Row], part: str) -> float | None:
+    both = [sample[-1][f"{kind}_drift_{part}"] for kind in ("key", "value")]
+    deepest = [values[-1] for values in both if values and values[-1] is not None]
+    return max(deepest, default=None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def table(made: Sequence[Summary]) -> Table:
+    """The closing table; columns without a number are left out."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    built = Table(
+        box=box.SIMPLE_HEAD,
+        title="Against the uncached trajectory",
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        caption="\n".join(_caption(made)),
+        header_style="bold",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    columns = [(head, [value(one) for one in made]) for head, value in _columns(made)]
+    columns = [(head, texts) for head, texts in columns if set(texts) != {_ABSENT}]
+    for head, _ in columns:
+        left = head in ("method", "subset")
+        built.add_column(head, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for i in range(len(made)):
+        last = i + 1 == len(made) or made[i + 1].ctx != made[i].ctx
+        built.add_row(*(Text(texts[i]) for _, texts in columns), end_section=last)
+    return built
+
+
+def _columns(made: Sequence[Summary]) -> Iterator[tuple[str, Any]]:
+    yield "ctx", lambda s: _ABSENT if s.ctx is None else ctx_name(s.ctx)
+    if len({s.subset for s in made}) > 1:
+        yield "subset", lambda s: s.subset
+    yield "method", lambda s: s.label
+    yield "n", lambda s: str(s.samples)
+    if any(s.failed for s in made):
+        yield "failed", lambda s: str(s.failed)
+    yield "tokens\nagree %", lambda s: _percent(s.agreement)
+    yield "diverges\nat step", lambda s: _step(s.first_divergent_step)
+    yield "KL\nmean", lambda s: _small(s.kl_mean)
+    yield "KL\nmax", lambda s: _small(s.kl_max)
+    yield "drift %\nprompt", lambda s: _percent(s.drift_prompt)
+    yield "drift %\nresp.", lambda s: _percent(s.drift_response)
+    yield "mass\nkept %", lambda s: _percent(s.mass_kept)
+    yield "needles\nkept %", lambda s: _percent(s.needles_kept)
+
+
+def _caption(made: Sequence[Summary]) -> Iterator[str]:
+    yield "diverges: median over samples of the first pass with other commits, from 0"
+    yield "KL of the window's distributions from the exact ones on the same canvas, in nats"
+    if any(s.drift_prompt is not None or s.drift_response is not None for s in made):
+        yield "drift of the deepest layer behind the last pass, the larger one of keys and values"
+    if any(s.mass_kept is not None for s in made):
+        yield "kept: of what the filter could have read, in passes that read a selection"
+
+
+def _percent(share: float | None) -> str:
+    return _ABSENT if share is None else f"{100 * share:.1f}"
+
+
+def _step(value: float | None) -> str:
+    if value is None:
+        return _ABSENT
+    return "never" if math.isinf(value) else f"{value:g}"
+
+
+def _small(value: float | None) -> str:
+    return _ABSENT if value is None else "0" if value == 0 else f"{value:.2g}"

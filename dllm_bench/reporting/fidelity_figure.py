@@ -1,0 +1,120 @@
+"""The figure of fidelity: how far keys and values drift, per layer and step."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.errors import UserError
+from dllm_bench.reporting.fidelity import DRIFTS, Summary, samples_of
+from dllm_bench.reporting.figures import check_ending, style, write
+from dllm_bench.running.lengths import ctx_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "drift_grid", "save"]
+
+_TITLES = ("keys of the prompt", "keys of the response", "values of the prompt", "values of the response")
+_WIDTH, _ROW_HEIGHT, _EXTRA_HEIGHT = 10.0, 1.45, 0.75
+_DECADES = 3  # of the colour scale; smaller drifts look like the smallest
+_GREY = "#e4e4e4"
+
+
+def save(made: Sequence[Summary], file: Path) -> None:
+    """Draws the drift of every method and context into `file`. Raises UserError where no memory held all positions."""
+    check_ending(file)
+    with style():
+        write(draw(made), file)
+
+
+def drift_grid(summary: Summary, column: str) -> list[list[float | None]]:
+    """Mean drift over samples, [layer][step]; None where no sample has one. Samples that have ended do not count."""
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for row in (row for sample in samples_of(summary.rows) for row in sample):
+        for layer, value in enumerate(row[column] or ()):
+            if value is not None:
+                found[layer, row["step"]].append(value)
+    if not found:
+        return []
+    layers, steps = (1 + max(place[i] for place in found) for i in (0, 1))
+    return [[fmean(found[at]) if (at := (y, x)) in found else None for x in range(steps)] for y in range(layers)]
+
+
+def draw(made: Sequence[Summary]) -> Figure:
+    """A row of four heat maps per method and context, all on one logarithmic scale."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    grids = [(one, [drift_grid(one, column) for column in DRIFTS]) for one in made]
+    grids = [(one, maps) for one, maps in grids if any(maps)]
+    if not grids:
+        raise UserError("there is no drift to draw: none of the methods holds keys and values of all positions")
+    norm = _scale([value for _, maps in grids for grid in maps for line in grid for value in line if value is not None])
+    figure = Figure(
+        figsize=(_WIDTH, _ROW_HEIGHT * len(grids) + _EXTRA_HEIGHT),
+        layout=ConstrainedLayoutEngine(wspace=0.03, hspace=0.05),
+    )
+    axes = figure.subplots(len(grids), len(DRIFTS), squeeze=False, sharey="row", sharex="row")
+    image: Any = None
+    for y, (one, maps) in enumerate(grids):
+        for x, grid in enumerate(maps):
+            image = _map(axes[y, x], grid, norm) or image
+            if y == 0:
+                axes[y, x].set_title(_TITLES[x], fontsize=9)
+            if y + 1 == len(grids):
+                axes[y, x].set_xlabel("step")
+        axes[y, 0].set_ylabel(f"{_name(one)}\nlayer", fontsize=8)
+    bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=10 + 12 * len(grids), shrink=0.95, extend="min")
+    bar.set_label("drift from exact,\nmean over samples", fontsize=8)
+    bar.outline.set_visible(False)
+    _percents(bar.ax)
+    return figure
+
+
+def _name(one: Summary) -> str:
+    from dllm_bench.reporting.style import stacked
+
+    ctx = "" if one.ctx is None else f" · {ctx_name(one.ctx)}"
+    return stacked(one.label, 22) + ctx
+
+
+def _scale(values: Sequence[float]) -> Any:
+    """Logarithmic: early drift is orders of magnitude smaller than late drift."""
+    from matplotlib.colors import LogNorm
+
+    top = max(max(values), 1e-9)
+    low = max(min((value for value in values if value > 0), default=top), top * 10.0**-_DECADES)
+    # the smallest and the largest colour must differ
+    return LogNorm(vmin=min(low, top / 10), vmax=top, clip=True)
+
+
+def _map(axes: Axes, grid: Sequence[Sequence[float | None]], norm: Any) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_facecolor(_GREY)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelsize=7.5)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    if not grid:
+        axes.text(0.5, 0.5, "not held", transform=axes.transAxes, ha="center", va="center", fontsize=8, color="#666666")
+        return None
+    # no drift at all is the smallest colour, not a hole
+    numbers = [[math.nan if value is None else max(value, norm.vmin) for value in line] for line in grid]
+    return axes.imshow(numbers, cmap="viridis", norm=norm, aspect="auto", interpolation="none", origin="lower")
+
+
+def _percents(axes: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.yaxis.set_major_locator(LogLocator(10))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=7.5)

@@ -1,0 +1,176 @@
+"""`dllm-bench fidelity`: rows beside the results, reruns, the table, the figure, bad input."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rows import make_row
+from typer.testing import CliRunner, Result
+
+from dllm_bench.cli import app
+from dllm_bench.errors import UserError
+from dllm_bench.reporting.fidelity import DRIFTS, summaries
+from dllm_bench.reporting.fidelity_figure import draw, drift_grid
+from dllm_bench.running import fidelity as running
+from dllm_bench.running.fidelity_schema import FIDELITY
+from dllm_bench.running.schema import new_row
+from dllm_bench.running.store import Store
+
+FAST = ["--ctx", "256", "--gen-length", "16", "--block-length", "8", "--tokens-per-pass", "4", "--no-eos-stop"]
+TAKEN = {column.name for column in FIDELITY.columns}
+
+
+def call(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["fidelity", *FAST, "--out", str(folder), *arguments], env={"COLUMNS": "140"})
+
+
+def fidelity_row(step: int | None = 0, **changes: Any) -> dict[str, Any]:
+    base = {name: value for name, value in make_row(index=changes.pop("index", 0)).items() if name in TAKEN}
+    base.pop("schema_version", None)
+    measures = {"passes": 2, "tokens_compared": 8, "tokens_agreeing": 6, "candidates": 4, "kl_mean": 0.5, "kl_max": 1.0}
+    return {**base, **measures, "step": step, **changes}
+
+
+def test_the_command_from_end_to_end(tmp_path: Path) -> None:
+    folder, picture = tmp_path / "runs", tmp_path / "drift.svg"
+    arguments = ["--method", "baseline,fast_dllm,sparse_dllm", "--samples", "2", "--plot", str(picture)]
+    result = call(folder, *arguments)
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[1]: line.split() for line in result.stdout.splitlines() if line.strip().startswith("256")}
+    assert lines["baseline"][2:8] == ["2", "100.0", "never", "0", "0", "–"]
+    assert lines["fast_dllm"][5] != "0" and float(lines["fast_dllm"][7]) > 0
+    assert picture.stat().st_size > 1000 and f"wrote {picture}" in result.stdout
+    rows = Store(folder, FIDELITY).read()
+    assert {(row["method"], row["index"], row["step"]) for row in rows} == {
+        (method, index, step)
+        for method in ("baseline", "fast_dllm", "sparse_dllm")
+        for index in (0, 1)
+        for step in range(next(r["passes"] for r in rows if (r["method"], r["index"]) == (method, index)))
+    }
+    cached = [row for row in rows if row["method"] == "fast_dllm"]
+    assert all(len(row[name]) == 5 for row in cached for name in DRIFTS) and cached[0]["mass_kept"] is None
+    again = call(folder, *arguments)
+    assert again.stderr.count("nothing to do, 2 kept") == 3 and again.stdout == result.stdout
+    more = call(folder, "--method", "fast_dllm", "--samples", "3")
+    assert "1 samples, 2 kept" in more.stderr and len(Store(folder, FIDELITY).files()) == 1
+    assert Store(folder).files() == [], "they are no results"
+
+
+def test_fresh_drops_what_it_does_again(tmp_path: Path) -> None:
+    call(tmp_path, "--method", "baseline,fast_dllm", "--samples", "1")
+    before = {row["key"]: row["started_at"] for row in Store(tmp_path, FIDELITY).read()}
+    result = call(tmp_path, "--method", "fast_dllm", "--samples", "1", "--fresh")
+    assert "1 samples" in result.stderr
+    after = {row["key"]: row["started_at"] for row in Store(tmp_path, FIDELITY).read()}
+    assert before.keys() == after.keys() and sum(before[key] != after[key] for key in before) == 1
+
+
+def test_a_failed_sample_is_told_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "compare", fail)
+        result = call(tmp_path, "--method", "baseline", "--samples", "1")
+    assert result.exit_code == 1 and "1 of 1 samples failed (MemoryError: no room)" in result.stderr
+    (row,) = Store(tmp_path, FIDELITY).read()
+    assert (row["status"], row["step"], row["kl_mean"]) == ("oom", None, None)
+    assert call(tmp_path, "--method", "baseline", "--samples", "1").exit_code == 0
+    assert {row["status"] for row in Store(tmp_path, FIDELITY).read()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "fast_dlm"], "did you mean 'fast_dllm'"),
+        (["--method", "fast_dllm", "--set", "moed=dual"], "did you mean 'mode'"),
+        (["--method", "fast_dllm", "--task", "ruler_nia"], "did you mean 'ruler_niah'"),
+        (["--method", "baseline", "--ctx", "16"], "minimum"),
+        (["--method", "baseline", "--samples", "0"], "nearest valid: 1"),
+        (["--method", "baseline", "--plot", "drift.pgn"], "did you mean 'drift.png'"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = call(tmp_path / "runs", *arguments)
+    assert isinstance(result.exception, UserError) and message in str(result.exception)
+    assert "\n" not in str(result.exception) and not (tmp_path / "runs").exists()
+
+
+def test_both_kinds_of_rows_share_a_folder(tmp_path: Path) -> None:
+    results, store = Store(tmp_path), Store(tmp_path, FIDELITY)
+    results.append(make_row(index=0))
+    store.append(fidelity_row(0), fidelity_row(1))
+    results.append(make_row(index=1))
+    store.append(fidelity_row(0, index=1))
+    assert len(results.read()) == 2 and len(store.read()) == 3
+    assert results.read()[0]["key"] in {row["key"] for row in store.read()}, "the key joins the two"
+    results.compact()
+    store.compact()
+    assert (len(results.files()), len(store.files())) == (1, 1)
+    assert len(results.read()) == 2 and len(store.read()) == 3
+    assert store.drop({store.read()[0]["key"]}) == 2 and len(store.read()) == 1 and len(results.read()) == 2
+
+
+def test_the_last_writing_of_a_sample_counts_as_a_whole(tmp_path: Path) -> None:
+    store, first = Store(tmp_path, FIDELITY), fidelity_row()
+    later = first["started_at"] + dt.timedelta(seconds=5)
+    store.append(*(fidelity_row(step) for step in range(3)))
+    store.append(*(fidelity_row(step, started_at=later, kl_mean=0.25) for step in range(2)))
+    assert [(row["step"], row["kl_mean"]) for row in store.read()] == [(0, 0.25), (1, 0.25)]
+    (tmp_path / "fidelity-part-again.parquet").write_bytes(store.files()[-1].read_bytes())
+    assert len(store.read()) == 2, "a file that was copied by a compaction counts once"
+    store.compact()
+    assert len(store.read()) == 2
+
+
+def test_a_malformed_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a fidelity row"):
+        Store(tmp_path, FIDELITY).append(fidelity_row(0), {**fidelity_row(1), "score": 1.0})
+    assert list(tmp_path.iterdir()) == []
+
+
+def made_rows() -> list[dict[str, Any]]:
+    drifts = {"key_drift_prompt": [0.0, 0.1], "value_drift_prompt": [0.0, 0.3], "key_drift_response": [0.0, 0.2]}
+    one = [
+        fidelity_row(1, **drifts, first_divergent_step=3, mass_kept=[None, 0.5], needles_kept=[None, 1.0]),
+        fidelity_row(0, kl_mean=0.1, kl_max=7.0, candidates=12, first_divergent_step=3, mass_kept=[0.7, 0.9]),
+    ]
+    other = [fidelity_row(0, index=1, kl_mean=None, kl_max=None, candidates=0, tokens_agreeing=8, **drifts)]
+    failed = fidelity_row(None, index=2, status="error", error="x", tokens_compared=None, kl_mean=None)
+    return [new_row(row, FIDELITY) for row in (*one, *other, failed)]
+
+
+def test_numbers_of_a_summary() -> None:
+    (made,) = summaries(made_rows())
+    assert (made.samples, made.failed) == (2, 1)
+    assert made.agreement == 14 / 16 and made.first_divergent_step == math.inf
+    assert made.kl_mean == pytest.approx((0.5 * 4 + 0.1 * 12) / 16) and made.kl_max == 7.0
+    assert (made.drift_prompt, made.drift_response) == (0.3, 0.2)
+    assert made.mass_kept == pytest.approx(0.7) and made.needles_kept == 1.0
+
+
+def test_options_are_told_apart() -> None:
+    rows = made_rows() + [{**row, "decode_settings": json.dumps({"steps": 9})} for row in made_rows()]
+    assert len(summaries(rows)) == 2
+
+
+def test_the_figure_is_the_mean_by_layer_and_step() -> None:
+    rows = [
+        fidelity_row(0, key_drift_prompt=[0.0, 0.2]),
+        fidelity_row(1, key_drift_prompt=[0.1, 0.4]),
+        fidelity_row(0, index=1, key_drift_prompt=[0.2, None]),
+    ]
+    (made,) = summaries([new_row(row, FIDELITY) for row in rows])
+    assert drift_grid(made, "key_drift_prompt") == [[0.1, 0.1], [0.2, 0.4]]
+    assert drift_grid(made, "value_drift_prompt") == []
+    figure = draw([made])
+    maps = [axes for axes in figure.axes if axes.images]
+    assert [axes.images[0].get_array().shape for axes in maps] == [(2, 2)]
+    assert sum(text.get_text() == "not held" for axes in figure.axes for text in axes.texts) == 3
+    with pytest.raises(UserError, match="no drift to draw"):
+        draw(summaries([new_row(fidelity_row(0), FIDELITY)]))
