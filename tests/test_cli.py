@@ -337,3 +337,15 @@ def test_version_help_and_lists(call: Call) -> None:
     assert code == 0 and "2505.22618" in out and "step_cap" in out and "dual|prefix" in out
     assert call("show", "baseline")[1].endswith("options  none\n")
     assert "pinned" in call("show", "dream-7b-base")[1]
+
+
+def test_an_answer_prefix_belongs_to_a_text(call: Call, ids: Callable[[Any], str]) -> None:
+    one_line(call("generate", "--prompt-ids", ids([1, 2]), "--answer-prefix", "It is"), "goes with --prompt")
+
+
+def test_an_answer_prefix_stands_behind_the_template(call: Call) -> None:
+    needle = "One of the special magic numbers for calm-river is: 4718253."
+    asked = "What is the special magic number for calm-river mentioned in the provided text?"
+    prefix = "The special magic number for calm-river mentioned in the provided text is"
+    code, out, _ = call("generate", "--prompt", f"{needle}\n{asked}", "--answer-prefix", prefix)
+    assert (code, out.strip()) == (0, "4718253.")

@@ -23,6 +23,7 @@ def generate(
     method: str = typer.Option("fast_dllm", help="Method spec, such as fast_dllm."),
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Option of the method; may be repeated."),
     prompt: str | None = typer.Option(None, help="Prompt text; the model's chat template goes around it."),
+    answer_prefix: str = typer.Option("", help="With --prompt: words that the answer starts with already."),
     prompt_ids: str | None = typer.Option(None, metavar="FILE|-", help="JSON list of ids, or list of such lists."),
     gen_length: int | None = typer.Option(None, help="Response length in tokens."),
     block_length: int | None = typer.Option(None, help="Tokens per block; default: the whole response."),
@@ -64,6 +65,8 @@ def generate(
     check_device(device)
     if (prompt is None) == (prompt_ids is None):
         raise UserError("give either --prompt TEXT or --prompt-ids FILE")
+    if answer_prefix and prompt is None:
+        raise UserError("--answer-prefix goes with --prompt: ids hold the whole prompt already")
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty: give at least one word")
     if trace and not as_json:
@@ -77,7 +80,7 @@ def generate(
 
     loaded = load_model(model, dtype, device, rope_scaling, chat_template, revision)
     settings = DecodeSettings.make(with_card(values, loaded), loaded.family)
-    prompts, several = given if given is not None else ([loaded.codec.wrap(prompt or "")], False)
+    prompts, several = given if given is not None else ([loaded.codec.wrap(prompt or "", answer_prefix)], False)
     # laid out before any is decoded: a bad prompt is refused at once
     warn_beyond(loaded, max(Canvas.make(i, settings, loaded.config, loaded.network.device).length for i in prompts))
     results = [run(loaded, ids, spec, None, settings, trace) for ids in prompts]
