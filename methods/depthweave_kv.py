@@ -189,8 +189,25 @@ class DepthWeaveKv(Memory):
         if self._prompt == 0:
             return state.k, state.v
         if layer != self._here:
-            self._decode(layer, state.k, state.v)
+            shape = (*state.k.shape[:2], self._length, state.k.shape[3])
+            self._scratch += [state.k.new_empty(shape) for _ in range(2 - len(self._scratch))]
+            self._decode(layer, state.k, state.v, self._scratch)
+            self._here = layer
         return self._scratch[0], self._scratch[1]
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Decoded into buffers of the caller's, so that nothing here changes."""
+        state = self._layers[layer]
+        if state.k is None or state.v is None:
+            return None
+        if self._prompt == 0:
+            return state.k, state.v
+        if state.codes is None:
+            return None
+        shape = (*state.k.shape[:2], self._length, state.k.shape[3])
+        k, v = state.k.new_empty(shape), state.v.new_empty(shape)
+        self._decode(layer, state.k, state.v, [k, v])
+        return k, v
 
     def gather(self, layer: int, first: Tensor, run: int = 1) -> tuple[Tensor, Tensor]:
         """Keys (after RoPE) and values [B, Hkv, n * run, d] of the runs of `run` neighbouring positions that begin at
@@ -243,24 +260,22 @@ class DepthWeaveKv(Memory):
             self._asked = (rows, [*range(where.start, where.stop)] if isinstance(where, slice) else where.tolist())
         return self._asked[1]
 
-    def _decode(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Fills the scratch with all positions of the layer: the only decoded form that exists at a time."""
+    def _decode(self, layer: int, k: Tensor, v: Tensor, into: list[Tensor]) -> None:
+        """Fills two buffers with keys and values of all positions of the layer, exact where k and v are."""
         state, ahead, behind = self._layers[layer], self._prompt, self._length - self._prompt
         assert state.codes is not None, "read before the first refresh"
         b, h, _, d = k.shape
-        self._scratch += [k.new_empty(b, h, self._length, d) for _ in range(2 - len(self._scratch))]
-        flat = [t.flatten(0, 1)[:, :ahead] for t in self._scratch]
+        flat = [t.flatten(0, 1)[:, :ahead] for t in into]
         at_once = max(1, _DECODED_AT_ONCE // (2 * ahead * d))
         for first in range(0, b * h, at_once):
             heads = slice(first, min(first + at_once, b * h))
             keys, values = decode(state.codes, precise(k.dtype), heads).to(k.dtype)
             flat[0][heads] = self.network.rope(keys.unsqueeze(0), slice(0, ahead))[0]
             flat[1][heads] = values
-        for whole, exact in zip(self._scratch, (k, v), strict=True):
+        for whole, exact in zip(into, (k, v), strict=True):
             whole[:, :, ahead:] = exact[:, :, :behind]
             if state.renewed:
                 whole[:, :, list(state.renewed)] = exact[:, :, behind:]
-        self._here = layer
 
     # -- refreshes --------------------------------------------------------------------------------------------------
 
