@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: install demo test lint format clean
+.PHONY: install demo reference test lint format clean
 
 install: $(STAMP)
 
@@ -23,9 +23,15 @@ $(DEV_STAMP): $(STAMP)
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/dllm-bench run --method baseline --task ruler_niah --ctx 2k --samples 8 --out results/demo
-	$(BIN)/dllm-bench run --method fast_dllm --task ruler_niah --ctx 2k --samples 8 --out results/demo
+	$(BIN)/dllm-bench run --method baseline,fast_dllm --task ruler_niah --ctx 2k --samples 10 --out results/demo
 	$(BIN)/dllm-bench leaderboard results/demo
+
+# the leaderboard and the figures that the README shows
+REFERENCE := baseline,fast_dllm,dllm_cache,elastic_cache,acache,wavefilter,depthweave_kv
+reference: $(STAMP)
+	$(BIN)/dllm-bench run --method $(REFERENCE) --task ruler_niah --subset single_1,multikey_1 \
+	  --ctx 512,1k,2k,4k --samples 10 --steps 48 --out results/reference
+	$(BIN)/dllm-bench plot results/reference --out results/reference/leaderboard.png
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
