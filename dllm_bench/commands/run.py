@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dllm_bench.errors import UserError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -131,9 +129,8 @@ def execute(request: Request, load: Mapping[str, Any], out: Path, fresh: bool) -
 
     errors = Console(stderr=True)
     plan = check(request)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"'{out}' is no folder: name another one with --out")
     store = Store(out)
+    store.check_writable()
     cells: list[Cell] = []
     try:
         cells += _run(plan, load, store, fresh, errors)
