@@ -15,6 +15,7 @@ from dllm_bench.running.task import TASKS
 from dllm_bench.tasks import ruler_prompt
 from dllm_bench.tasks.ruler import FILL, RulerNiah, RulerOptions
 from dllm_bench.tasks.ruler_prompt import NOISE, SETTINGS
+from dllm_bench.tasks.ruler_text import load_corpus
 
 SUBSETS = tuple(SETTINGS)
 CODECS = {"bpe": BpeCodec, "word": word_codec, "leading_space": leading_space_codec}
@@ -327,3 +328,13 @@ def test_registry_options_and_names():
         task.sample("multikey3", 0, ctx=4096, gen_length=128, seed=0)
     with pytest.raises(UserError, match="needs a context length"):
         task.sample("single_1", 0, ctx=None, gen_length=128, seed=0)
+
+
+def test_the_content_of_a_haystack_belongs_to_the_key(tmp_path):
+    file, found = tmp_path / "hay.txt", []
+    for text in ("Rain fell on the hill. It was late.", "Snow fell on the hill. It was late."):
+        file.write_text(text, encoding="utf-8")
+        load_corpus.cache_clear()
+        found.append(RulerNiah(BpeCodec(), RulerOptions(haystack=str(file))).data())
+    assert all(name.startswith("file:hay.txt:") for name in found) and found[0] != found[1]
+    assert RulerNiah(BpeCodec(), RulerOptions()).data() is None

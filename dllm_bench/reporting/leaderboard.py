@@ -28,6 +28,7 @@ _HIDDEN = (
     "codec",
     "task_version",
     "task_options",
+    "task_data",
     "package_version",
 )
 _PARTS = ("tokenisation", "dense", "partial", "commit")
