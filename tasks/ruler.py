@@ -32,7 +32,7 @@ from dllm_bench.tasks.ruler_prompt import (
     private_random,
 )
 from dllm_bench.tasks.ruler_scoring import string_match_all
-from dllm_bench.tasks.ruler_text import Corpus, check_haystack, load_corpus, sentence_splitter
+from dllm_bench.tasks.ruler_text import HUB, Corpus, check_haystack, load_corpus, sentence_splitter
 
 __all__ = ["FILL", "RulerNiah", "RulerOptions"]
 
@@ -186,6 +186,12 @@ class RulerNiah(Task):
     def score(self, sample: Sample, text: str) -> float:
         """Share of the hidden values that the answer names (NVIDIA's string_match_all, as a share)."""
         return string_match_all(text, sample.references)
+
+    def data(self) -> str | None:
+        """The user's own haystack: its name, the hash of its text, and how its sentences are found."""
+        if self._haystack in (None, HUB):
+            return None
+        return f"{self._corpus.name}:{self._corpus.splitter}"
 
     def _setting(self, subset: str) -> Setting:
         if subset not in SETTINGS:

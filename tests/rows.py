@@ -27,6 +27,7 @@ def make_row(**changes: Any) -> dict[str, Any]:
         "task": "toy_task",
         "task_version": 1,
         "task_options": "{}",
+        "task_data": None,
         "subset": "single",
         "nominal_ctx": 512,
         "actual_ctx": 500,

@@ -323,6 +323,11 @@ def test_a_folder_that_is_nearly_there(tmp_path: Path) -> None:
         load_model(str(tmp_path / "my-modle"))
 
 
+def test_a_revision_belongs_to_the_hub() -> None:
+    with pytest.raises(UserError, match="--revision abc belongs to a hub id, and tiny is embedded"):
+        load_model("tiny", revision="abc")
+
+
 def test_fingerprints_tell_weights_and_configs_apart(tmp_path: Path) -> None:
     prints = [
         loaded(write(tmp_path / "a", llada_config())).fingerprint,

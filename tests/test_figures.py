@@ -12,6 +12,7 @@ from rows import make_row
 
 from dllm_bench.commands.plot import plot
 from dllm_bench.errors import UserError
+from dllm_bench.reporting import figures
 from dllm_bench.reporting.figures import check_ending, draw, needle_grid
 from dllm_bench.reporting.leaderboard import Section, leaderboard
 from dllm_bench.reporting.style import looks, spread, stacked
@@ -125,6 +126,24 @@ def test_samples_that_all_failed_leave_no_point(tmp_path: Path) -> None:
     sections = stored(tmp_path, [make_row(index=0), make_row(index=0, nominal_ctx=1024, actual_ctx=1000, **gone)])
     score = panels(sections)[0]
     assert [list(line.get_xdata()) for line in score.lines] == [[500.0]]
+
+
+def test_contexts_with_other_subsets_are_no_curve(tmp_path: Path) -> None:
+    sections = stored(
+        tmp_path,
+        [
+            *(make_row(subset=subset) for subset in ("a", "b", "c", "d")),
+            make_row(subset="a", nominal_ctx=2048, actual_ctx=2000),
+        ],
+    )
+    titles = [block.title.rpartition(" · ")[2] for section in sections for block in figures._blocks(section)]
+    assert titles == ["4 subsets", "a"]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^cannot write '.*figure.png' \(.+\): name another --out$"):
+        plot(tmp_path / "file" / "figure.png", folder, False)
 
 
 def test_a_bad_ending_is_one_line() -> None:

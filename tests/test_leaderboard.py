@@ -164,8 +164,27 @@ def test_the_baseline_stands_first_and_alike_labels_are_told_apart() -> None:
     rows = [*rows_of(2, **FAST), *rows_of(2, **FAST, decode_settings=other, decode_seconds=1.0), *rows_of(2, score=0.0)]
     (cell,) = only(rows).cells
     assert [entry.label for entry in cell.entries] == [
-        *["baseline", "fast_dllm [threshold=0.5]", "fast_dllm [threshold=0.9]"]
+        *["baseline [threshold=0.9]", "fast_dllm [threshold=0.5]", "fast_dllm [threshold=0.9]"]
     ]
+
+
+def test_no_method_hides_decode_settings_that_are_not_the_same_for_all() -> None:
+    settings = [{"block_length": 32, "gen_length": 64, "steps": 64, "threshold": t} for t in (0.9, 0.5)]
+    rows = [
+        *rows_of(2, decode_settings=json.dumps(settings[0])),
+        *rows_of(2, **FAST, decode_settings=json.dumps(settings[1])),
+    ]
+    (cell,) = only(rows).cells
+    assert [entry.label for entry in cell.entries] == ["baseline [threshold=0.9]", "fast_dllm [threshold=0.5]"]
+    assert tables.describe_decode(cell.entries) == "gen_length 64, block_length 32", "steps rule nothing here"
+
+
+def test_a_cell_names_its_own_subsets() -> None:
+    rows = [*rows_of(2), *rows_of(2, subset="multi"), *rows_of(2, nominal_ctx=1024)]
+    lines = [line.split() for line in board(120, rows)]
+    assert next(line for line in lines if line and line[0] == "512")[1] == "all"
+    assert next(line for line in lines if line and line[0] == "1k")[1] == "single"
+    assert "| 1k | single | baseline |" in tables.to_markdown(leaderboard(rows))
 
 
 def board(width: int, rows: list[dict[str, Any]]) -> list[str]:
@@ -206,7 +225,7 @@ def test_the_formats_hold_the_same_numbers() -> None:
     lines = tables.to_markdown(sections).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1 and len(table) == 4
-    assert "| 512 | all | fast_dllm | 4 | 0 | 100.0 | 51–100 | 10.00 | 64.00 | 2.00× |" in table[3]
+    assert "| 512 | single | fast_dllm | 4 | 0 | 100.0 | 51–100 | 10.00 | 64.00 | 2.00× |" in table[3]
 
 
 def test_the_caption_tells_the_decode_settings_that_rule() -> None:

@@ -15,6 +15,7 @@ from dllm_bench.running.task import TASKS
 from dllm_bench.tasks import ruler_prompt
 from dllm_bench.tasks.ruler import FILL, RulerNiah, RulerOptions
 from dllm_bench.tasks.ruler_prompt import NOISE, SETTINGS
+from dllm_bench.tasks.ruler_text import load_corpus
 
 SUBSETS = tuple(SETTINGS)
 CODECS = {"bpe": BpeCodec, "word": word_codec, "leading_space": leading_space_codec}
@@ -410,3 +411,13 @@ def test_questions_are_checked_with_the_other_options():
     with pytest.raises(UserError, match=f"the minimum is {least}"):
         task.sample("multikey_3", 0, ctx=least - 1, gen_length=64, seed=0)
     assert task.sample("multikey_3", 39, ctx=least + 100, gen_length=64, seed=0).actual_ctx <= least + 100
+
+
+def test_the_content_of_a_haystack_belongs_to_the_key(tmp_path):
+    file, found = tmp_path / "hay.txt", []
+    for text in ("Rain fell on the hill. It was late.", "Snow fell on the hill. It was late."):
+        file.write_text(text, encoding="utf-8")
+        load_corpus.cache_clear()
+        found.append(RulerNiah(BpeCodec(), RulerOptions(haystack=str(file))).data())
+    assert all(name.startswith("file:hay.txt:") for name in found) and found[0] != found[1]
+    assert RulerNiah(BpeCodec(), RulerOptions()).data() is None

@@ -166,3 +166,15 @@ assert len(rows) == 4 and to_markdown(leaderboard(rows))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=TESTS.parent, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_haystack_is_an_option_of_the_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dllm_bench import cli
+
+    out = tmp_path / "runs"
+    arguments = ["run", "--method", "baseline", "--task", "ruler_niah", "--ctx", "512", "--out", str(out)]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["dllm-bench", *arguments, "--haystack", str(tmp_path / "gone.txt")])
+        cli.main()
+    assert stop.value.code == 2 and "gone.txt' does not exist" in capsys.readouterr().err
+    assert not out.exists()

@@ -224,6 +224,8 @@ def test_everything_that_decides_the_answer_changes_the_key() -> None:
         {"decode": dataclasses.replace(spec.decode, eos_stop=False)},
         {"task_version": 4},
         {"task_options": task_options},
+        {"task_data": "file:a:1"},
+        {"task_data": "file:a:2"},
         {"subset": "multi"},
         {"ctx": 512},
         {"seed": 1},

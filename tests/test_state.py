@@ -177,3 +177,8 @@ def test_logits_that_are_not_finite_stop_the_sample(tmp_path: Path) -> None:
     broken.network.weights.head.fill_(float("nan"))
     with pytest.raises(ArithmeticError, match="pass 1 are not finite"):
         generate(broken, [1, 2, 3], "baseline", {}, {"gen_length": 4})
+
+
+def test_decode_takes_the_flag_by_its_own_name() -> None:
+    assert not DecodeSettings.make({"no_eos_stop": True}, "llada").eos_stop
+    assert DecodeSettings.make({"no_eos_stop": False}, "llada").eos_stop

@@ -71,6 +71,20 @@ def test_drop_removes_only_the_asked_keys(tmp_path: Path) -> None:
     assert [row["index"] for row in store.read()] == [0, 2]
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    for below in (tmp_path / "file", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(UserError, match="file' is no folder"):
+            Store(below).check_writable()
+        with pytest.raises(UserError, match="cannot write results to"):
+            Store(below).append(make_row())
+    Store(tmp_path / "a" / "b").check_writable()
+    assert not (tmp_path / "a").exists(), "a check makes nothing"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # a root user may write anywhere
+    with pytest.raises(UserError, match="cannot be written to"):
+        Store(tmp_path / "a" / "b").check_writable()
+
+
 def test_a_foreign_or_newer_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), file)

@@ -35,6 +35,7 @@ def fidelity(
     model: flags.ModelName = "tiny",
     set_: flags.Sets = None,
     task_set: flags.TaskSets = None,
+    haystack: flags.Haystack = None,
     seed: flags.Seed = 0,
     out: flags.Out = Path("results/runs"),
     fresh: flags.Fresh = False,
@@ -86,10 +87,10 @@ def _execute(request: Request, load: Mapping[str, Any], out: Path, fresh: bool, 
 
     errors = Console(stderr=True)
     plan = check(request)
-    flags.check_folder(out)
     if plot is not None:
         check_ending(plot)
     store = Store(out, FIDELITY)
+    store.check_writable()
     cells: list[Cell] = []
     try:
         cells += _run(plan, load, store, fresh, errors)

@@ -125,7 +125,7 @@ def read_ids(source: str) -> tuple[list[list[int]], bool]:
     if source.lstrip().startswith("["):
         raise UserError("--prompt-ids takes a file, or - to read the list from standard input, not the list itself")
     try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8-sig")
         found = json.loads(text)
     except OSError as error:
         raise UserError(f"--prompt-ids: cannot read {name}: {error.strerror}") from None

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dllm_bench.errors import UserError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from dllm_bench.running.store import Store
     from dllm_bench.running.task import Task
 
-__all__ = ["as_asked", "cells_of", "check_folder", "execute", "interrupted", "run"]
+__all__ = ["as_asked", "cells_of", "execute", "interrupted", "run"]
 
 _DECODE_NAMES = (
     *("gen_length", "block_length", "steps", "threshold", "factor", "tokens_per_pass", "remasking"),
@@ -41,6 +39,10 @@ Subset = Annotated[list[str] | None, typer.Option(help="Subset of the task, or a
 Samples = Annotated[int, typer.Option("--samples", "-n", help="Samples per cell.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the method.")]
 TaskSets = Annotated[list[str] | None, typer.Option("--task-set", metavar="KEY=VALUE", help="Option of the task.")]
+Haystack = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|DIR", help="Text of essay haystacks: --task-set haystack=…", show_default=False),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the samples and of their decoding.")]
 Out = Annotated[Path, typer.Option(help="Results folder.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Drop the stored samples of this run and start over.")]
@@ -83,6 +85,7 @@ def run(
     model: ModelName = "tiny",
     set_: Sets = None,
     task_set: TaskSets = None,
+    haystack: Haystack = None,
     seed: Seed = 0,
     out: Out = Path("results/runs"),
     fresh: Fresh = False,
@@ -122,6 +125,8 @@ def as_asked(given: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
     if given["no_eos_stop"]:
         decode["eos_stop"] = False
     lists = {name: given[name] or () for name in ("ctx", "subset", "set_", "task_set")}
+    if given["haystack"] is not None:
+        lists["task_set"] = (*lists["task_set"], f"haystack={given['haystack']}")
     request = Request(
         given["method"], given["task"], lists["ctx"], lists["subset"], given["samples"], given["seed"], decode,
         lists["set_"], lists["task_set"],
@@ -142,8 +147,8 @@ def execute(request: Request, load: Mapping[str, Any], out: Path, fresh: bool) -
 
     errors = Console(stderr=True)
     plan = check(request)
-    check_folder(out)
     store = Store(out)
+    store.check_writable()
     cells: list[Cell] = []
     try:
         cells += _run(plan, load, store, fresh, errors)
@@ -185,12 +190,6 @@ def cells_of(plan: Plan, model: Model) -> tuple[Task, list[Cell], str | None]:
         cells.append(Cell(spec, asked if size is None else min(size, asked)))
     few = sorted({f"{c.spec.task}/{c.spec.subset} has {c.samples}" for c in cells if c.samples < asked})
     return task, cells, f"fewer samples than the {asked} asked for: {', '.join(few)}" if few else None
-
-
-def check_folder(out: Path) -> None:
-    """Raises UserError where results cannot lie in `out`."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"'{out}' is no folder: name another one with --out")
 
 
 def interrupted(store: Store, errors: Console) -> int:

@@ -53,6 +53,8 @@ class DecodeSettings(Options):
         `family` is the network's; None checks as far as that goes before a model is loaded.
         """
         given = dict(values)
+        if "no_eos_stop" in given:  # the command line's flag, by its own name
+            given.setdefault("eos_stop", not given.pop("no_eos_stop"))
         if isinstance(given.get("fill"), str):
             given["fill"] = _range(given["fill"])
         return make_options(cls, given, owner="decode").resolve(family)

@@ -197,6 +197,8 @@ def _resolve(spec: str, revision: str | None) -> tuple[Path, str | None, str]:
     """Folder, hub revision and chat template of a model name."""
     path = Path(spec).expanduser()
     if spec == "tiny":
+        if revision is not None:
+            raise UserError(f"--revision {revision} belongs to a hub id, and {spec} is embedded")
         return _TINY, None, "auto"
     if spec in SHORT_NAMES:
         short = SHORT_NAMES[spec]

@@ -26,6 +26,7 @@ ENDINGS = (".png", ".svg", ".pdf")
 _WIDTH, _LINES_HEIGHT, _MAP_HEIGHT = 10.0, 3.5, 2.5
 _MAPS_PER_ROW = 4
 _DEPTH_BINS = 10
+_NAMED_SUBSETS = 3  # more of them are counted in a title
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -74,9 +75,12 @@ def style() -> AbstractContextManager[None]:
 
 def write(figure: Figure, file: Path) -> None:
     """Writes a figure; the same results give the same file, so it has no date."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix.lower())
-    figure.savefig(file, dpi=200, metadata=metadata, facecolor="white")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=200, metadata=metadata, facecolor="white")
+    except OSError as error:
+        raise UserError(f"cannot write '{file}' ({error.strerror or error}): name another --out") from error
 
 
 def draw(sections: Sequence[Section]) -> Figure:
@@ -97,18 +101,18 @@ def draw(sections: Sequence[Section]) -> Figure:
 
 
 def _blocks(section: Section) -> list[_Block]:
-    by_subset: dict[str | None, list[Cell]] = defaultdict(list)
+    by_subset: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in section.cells:
-        by_subset[cell.subset].append(cell)
+        by_subset[cell.subsets].append(cell)  # one curve never joins contexts with other subsets
     made = []
-    for subset, cells in by_subset.items():
+    for names, cells in by_subset.items():
         curves: dict[str, list[Entry]] = defaultdict(list)
         for cell in cells:
             for entry in cell.entries:
                 if entry.actual_ctx is not None:
                     curves[entry.label].append(entry)
         if curves:
-            subsets = subset or ", ".join(section.subsets)
+            subsets = ", ".join(names) if len(names) <= _NAMED_SUBSETS else f"{len(names)} subsets"
             made.append(_Block(f"{section.setting.title} · {subsets}", dict(curves)))
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -28,6 +28,7 @@ _HIDDEN = (
     "codec",
     "task_version",
     "task_options",
+    "task_data",
     "package_version",
 )
 _PARTS = ("tokenisation", "dense", "partial", "commit")
@@ -129,6 +130,11 @@ class Cell:
     subset: str | None
     entries: tuple[Entry, ...]
 
+    @property
+    def subsets(self) -> tuple[str, ...]:
+        """The subsets that its samples are from."""
+        return tuple(sorted({row["subset"] for entry in self.entries for row in entry.rows}))
+
 
 @dataclass(frozen=True)
 class Section:
@@ -194,19 +200,26 @@ def _identity(row: Row) -> tuple[Any, ...]:
 
 
 def _labels(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
-    """A label per method and settings; equal labels get what tells them apart in brackets."""
+    """A label per method and settings; in brackets what tells equal labels apart, and decode settings not all share."""
     groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = defaultdict(dict)
+    decodes: dict[str, dict[str, Any]] = {}
     for row in rows:
-        facts = {**json.loads(row["method_options"]), **json.loads(row["decode_settings"])}
-        groups[row["method_label"]][_identity(row)] = facts
+        decode = decodes.setdefault(row["decode_settings"], json.loads(row["decode_settings"]))
+        groups[row["method_label"]][_identity(row)] = {**json.loads(row["method_options"]), **decode}
+    differing = _differing(decodes.values())
     labels = {}
     for label, members in groups.items():
-        names = {name for facts in members.values() for name in facts}
-        telling = [n for n in sorted(names) if len({json.dumps(f.get(n)) for f in members.values()}) > 1]
+        telling = sorted(differing | _differing(members.values()))
         for identity, facts in members.items():
             told = ", ".join(f"{name}={facts.get(name)}" for name in telling)
             labels[identity] = f"{label} [{told}]" if told else label
     return labels
+
+
+def _differing(settings: Collection[Mapping[str, Any]]) -> set[str]:
+    """The names whose values are not the same in all `settings`."""
+    names = {name for one in settings for name in one}
+    return {name for name in names if len({json.dumps(one.get(name)) for one in settings}) > 1}
 
 
 def _entries(rows: Sequence[Row], labels: Mapping[tuple[Any, ...], str]) -> tuple[Entry, ...]:

@@ -91,7 +91,7 @@ def _fitting(section: Section, console: Console) -> Table:
 def _table(section: Section, highest: int, stacked: bool) -> Table:
     columns = [c for c in _COLUMNS if c.rank <= highest and (c.rank == 0 or _any(section, c.value))]
     failed = any(entry.failed for cell in section.cells for entry in cell.entries)
-    apart = any(cell.subset is not None for cell in section.cells)
+    apart = len({_subset(section, cell) for cell in section.cells}) > 1
     table = Table(
         box=box.SIMPLE_HEAD,
         title=section.setting.title,
@@ -118,13 +118,19 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
     for cell in section.cells:
         for entry in cell.entries:
             first = entry is cell.entries[0]
-            lead = [_ctx(cell) if first else "", *([(cell.subset or "all") if first else ""] if apart else [])]
+            lead = [_ctx(cell) if first else "", *([_subset(section, cell) if first else ""] if apart else [])]
             name = stacked_label(entry.label) if stacked else entry.label
             middle = [str(entry.n), *([str(entry.failed) if entry.failed else ""] if failed else [])]
             style = "dim" if entry.n == 0 else None
             cells = [*lead, name, *middle, _percent(entry.accuracy), _interval(entry), *numbers[id(entry)]]
             table.add_row(*(Text(text) for text in cells), style=style, end_section=entry is cell.entries[-1])
     return table
+
+
+def _subset(section: Section, cell: Cell) -> str:
+    """The subsets of a cell by name, and "all" for all of several in the section."""
+    names = cell.subsets
+    return "all" if len(names) > 1 and names == section.subsets else "+".join(names)
 
 
 def _any(section: Section, value: Callable[[Entry], float | None]) -> bool:
@@ -210,17 +216,21 @@ def describe_decode(entries: Sequence[Entry]) -> str:
     }
     order = ["gen_length", "block_length", *sorted(shared.keys() - {"gen_length", "block_length"})]
     told = [
-        f"{name} {_plain(shared[name])}" for name in order if name in shared and not _is_off(name, shared[name], shared)
+        f"{name} {_plain(shared[name])}"
+        for name in order
+        if name in shared and not _is_off(name, shared[name], settings)
     ]
     return ", ".join(told) or "settings that differ by method"
 
 
-def _is_off(name: str, value: Any, shared: Mapping[str, Any]) -> bool:
+def _is_off(name: str, value: Any, settings: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a setting is unset or at its usual value, or rules nothing beside the rule that is set."""
     if value is None or (name in _USUAL and value == _USUAL[name]):
         return True
-    ruled = any(shared.get(rule) is not None for rule in ("threshold", "factor", "tokens_per_pass"))
-    return (name == "steps" and ruled) or (name == "eps" and shared.get("alg") is None)
+    if name == "steps":
+        rules = ("threshold", "factor", "tokens_per_pass")
+        return all(any(one.get(rule) is not None for rule in rules) for one in settings)
+    return name == "eps" and all(one.get("alg") is None for one in settings)
 
 
 def _plain(value: Any) -> str:
@@ -316,7 +326,7 @@ def to_markdown(sections: Iterable[Section]) -> str:
         ]
         for cell in section.cells:
             for entry in cell.entries:
-                lead = [_ctx(cell), cell.subset or "all", entry.label, str(entry.n), str(entry.failed)]
+                lead = [_ctx(cell), _subset(section, cell), entry.label, str(entry.n), str(entry.failed)]
                 lines.append(_line([*lead, _percent(entry.accuracy), _interval(entry).strip(), *numbers[id(entry)]]))
         parts.append("\n".join([*lines, "", *(f"{line}  " for line in _caption(section).splitlines())]))
     return "\n\n".join(parts)

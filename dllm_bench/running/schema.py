@@ -85,6 +85,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("task", "string!", "• name of the task"),
         ("task_version", "int64!", "• version of the task"),
         ("task_options", "string!", "• all options of the task, defaults included, as JSON"),
+        ("task_data", "string", "• name and hash of the data that the options point to; null for none"),
         ("subset", "string!", "• subset of the task"),
         (
             "nominal_ctx",
@@ -112,7 +113,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
     ),
     "Tokens and work": group(
         ("useful_tokens", "int64", "response tokens before the first EOS or EOT"),
-        ("canvas_tokens", "int64", "all response positions that were decoded"),
+        ("canvas_tokens", "int64", "all response positions of the budget, also those behind an EOS"),
         ("nfe", "int64", "passes through the network"),
         ("dense_passes", "int64", "passes that started over all rows of the canvas"),
         ("row_layers", "int64", "rows x layers that went through the FFN"),

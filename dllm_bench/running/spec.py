@@ -73,6 +73,7 @@ class RunSpec:
     task: str
     task_version: int
     task_options: Options
+    task_data: str | None
     subset: str
     ctx: int | None
     seed: int
@@ -96,6 +97,8 @@ class RunSpec:
         parts = self.columns()
         for name in ("model", "model_revision", "model_family", "method_label", "chat_template"):
             del parts[name]
+        if parts["task_data"] is None:  # rows of before this column keep their keys
+            del parts["task_data"]
         return hashlib.sha256(_json({**parts, "index": index}).encode()).hexdigest()[:32]
 
     def columns(self) -> dict[str, Any]:
@@ -119,6 +122,7 @@ class RunSpec:
             "task": self.task,
             "task_version": self.task_version,
             "task_options": _json(self.task_options.as_dict()),
+            "task_data": self.task_data,
             "subset": self.subset,
             "nominal_ctx": self.ctx,
             "seed": self.seed,
@@ -207,6 +211,7 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
     for method in plan.methods:
         for decode in decodes.values():
             method.build().check(decode)
+    data = task.data()
     return [
         RunSpec(
             model=model.name,
@@ -222,6 +227,7 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
             task=plan.request.task,
             task_version=task.version,
             task_options=plan.task_options,
+            task_data=data,
             subset=subset,
             ctx=ctx,
             seed=plan.request.seed,

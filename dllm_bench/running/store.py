@@ -32,8 +32,21 @@ class Store:
     def __init__(self, root: str | os.PathLike[str], kind: Kind = RESULTS) -> None:
         self.root, self.kind = Path(root), kind
 
+    def check_writable(self) -> None:
+        """Raises UserError where the folder cannot be made or written. Makes nothing."""
+        place = self.root.absolute()
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            raise UserError(f"'{place}' is no folder: name another one with --out")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise UserError(f"'{place}' cannot be written to: name another folder with --out")
+
     def append(self, *rows: Mapping[str, Any]) -> None:
-        """Adds rows durably, all together: when this returns, they survive a crash. Raises ValueError for a bad one."""
+        """Adds rows durably, all together: when this returns, they survive a crash.
+
+        Raises ValueError for a malformed row, UserError where the folder cannot be written.
+        """
         import pyarrow as pa
 
         table = [new_row(row, self.kind) for row in rows]
@@ -92,17 +105,20 @@ class Store:
     def _write(self, table: pa.Table, prefix: str) -> None:
         import pyarrow.parquet as pq
 
-        self.root.mkdir(parents=True, exist_ok=True)
         name = f"{self.kind.prefix}{prefix}-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
         temporary = self.root / f".tmp-{name}"
         try:
-            with temporary.open("wb") as handle:
-                pq.write_table(table, handle, compression="zstd")
-                handle.flush()
-                os.fsync(handle.fileno())
-            temporary.replace(self.root / name)
-        finally:
-            temporary.unlink(missing_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("wb") as handle:
+                    pq.write_table(table, handle, compression="zstd")
+                    handle.flush()
+                    os.fsync(handle.fileno())
+                temporary.replace(self.root / name)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:  # no such place, no right to write there, or no space left
+            raise UserError(f"cannot write results to '{self.root}': {error.strerror or error}") from error
         _sync_folder(self.root)
 
     def _table(self, columns: list[str] | None) -> tuple[pa.Table, list[Path]]:

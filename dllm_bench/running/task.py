@@ -97,6 +97,13 @@ class Task(ABC):
         """Number of samples; None where the task makes as many as asked for."""
         return None
 
+    def data(self) -> str | None:
+        """Names the data that the options point to by a hash of its content; None where package and hub hold it all.
+
+        It belongs to a row's key: an option that is the path of a file does not tell what is in the file.
+        """
+        return None
+
 
 TASKS: Registry[Task] = Registry(
     "task",
