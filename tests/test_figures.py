@@ -168,5 +168,7 @@ def test_labels_do_not_overlap() -> None:
     assert all(b - a >= 0.0999 for a, b in pairwise(ordered)) and max(places) <= 0.951
     assert stacked("fast_dllm+depthweave_kv+wavefilter") == "fast_dllm\n+depthweave_kv\n+wavefilter"
     assert stacked("fast_dllm") == "fast_dllm" and stacked("fast_dllm(a=1)") == "fast_dllm(a=1)"
+    caveat = "fast_dllm+depthweave_kv [adapted: training-free router and gates]"
+    assert stacked(caveat) == "fast_dllm\n+depthweave_kv\n[adapted:\ntraining-free\nrouter and\ngates]"
     assert stacked("fast_dllm [threshold=0.9, steps=4]") == "fast_dllm\n[threshold=0.9,\nsteps=4]"
     assert stacked("fast_dllm(mode=prefix,other=1)") == "fast_dllm\n(mode=prefix,\nother=1)"

@@ -12,7 +12,7 @@ __all__ = ["Look", "looks", "spread", "stacked"]
 _REFERENCE = "#000000"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 _MARKERS = ("s", "^", "D", "v", "P", "X", "o")
-_BREAKS = re.compile(r"(?=\+|\(| \[)|(?<=,)")
+_BREAKS = re.compile(r"(?=\+|\(| )|(?<=,)")
 _LINES = ("-", "--", "-.", ":")
 
 
@@ -40,7 +40,7 @@ def looks(labels: Iterable[str], reference: str) -> dict[str, Look]:
 
 
 def stacked(label: str, width: int = 16) -> str:
-    """The label broken before '+' and brackets and after commas into lines of about `width` letters."""
+    """The label broken before '+', brackets and words and after commas into lines of about `width` letters."""
     lines = [""]
     for part in _BREAKS.split(label):
         if lines[-1] and len(lines[-1]) + len(part) > width:
