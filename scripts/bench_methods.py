@@ -1,11 +1,12 @@
 """Time and bytes of every cache method against context length, and of the bare arithmetic below them, in one run.
 
-    python scripts/bench_methods.py [--ctx 1k,4k] [--methods fast_dllm,elastic_cache] [--rounds 3] [--threads 2]
+    python scripts/bench_methods.py [--ctx 1k,4k] [--methods fast_dllm,wavefilter:reselect_every=8] [--rounds 3]
 
 A random network (4 layers, width 128, 4 heads, vocabulary 2,048) decodes 64 tokens in blocks of 32 by quota, one
 token a pass. The baseline runs a few of its passes and is scaled to 64, since each of them costs the same. "bare" is
 nothing but the matrix products and the attention of a pass: the floor that no implementation gets under. Times are
-minima over rounds; compare them within one run only. "prepare" is a shared affix's own cost, paid once.
+minima over rounds; compare them within one run only. "prepare" is a shared affix's own cost, paid once; "peak" is the
+memory of the whole process.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.models.config import NetworkConfig
 from dllm_bench.models.network import LayerWeights, Network, Weights
 from dllm_bench.running.lengths import parse_ctx
+from dllm_bench.running.measure import MemoryPeak
 
 LAYERS, WIDTH, HEADS, VOCAB, FFN = 4, 128, 4, 2048, 512
 TOKENS, BLOCK = 64, 32
-BASELINE_PASSES = 3
 
 
 def random_network() -> Network:
@@ -119,11 +120,15 @@ class Line:
     passes: int
     preparation: float | None
     held: int
+    peak: int | None = None
 
 
-def measure(network: Network, spec: MethodSpec, length: int, rounds: int) -> Line:
-    limit = 2 * BASELINE_PASSES if spec.name == "baseline" else None
+def measure(network: Network, spec: MethodSpec, length: int, rounds: int, passes: int) -> Line:
+    limit = passes if spec.name == "baseline" else None
+    memory = MemoryPeak("cpu")
+    memory.start()
     runs = [decode(network, spec, length, limit) for _ in range(rounds)]
+    peak = memory.stop()
     best = min(runs, key=lambda r: r.clock.total)
 
     def least(kind: str) -> float | None:
@@ -133,7 +138,9 @@ def measure(network: Network, spec: MethodSpec, length: int, rounds: int) -> Lin
     scale = TOKENS / best.counters.nfe if limit else 1.0
     cost = best.preparation.seconds if best.preparation else None
     held = sum(best.cache_bytes.values())
-    return Line(spec.label, least("dense"), least("partial"), best.clock.total * scale, best.counters.nfe, cost, held)
+    return Line(
+        spec.label, least("dense"), least("partial"), best.clock.total * scale, best.counters.nfe, cost, held, peak
+    )
 
 
 def bare_line(network: Network, length: int, rounds: int) -> Line:
@@ -151,7 +158,7 @@ def table(length: int, lines: list[Line]) -> Table:
     title = f"{length} positions, {TOKENS} tokens, blocks of {BLOCK}, quota"
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("method", no_wrap=True)
-    for name in ("dense ms", "x bare", "partial ms", "x bare", "tok/s", "speed-up", "prepare ms", "MB held"):
+    for name in ("dense ms", "x bare", "partial ms", "x bare", "tok/s", "speed-up", "prepare ms", "MB held", "peak MB"):
         made.add_column(name, justify="right", no_wrap=True)
     for one in lines:
         made.add_row(
@@ -164,6 +171,7 @@ def table(length: int, lines: list[Line]) -> Table:
             _ratio(base.total if base else None, one.total),
             _ms(one.preparation),
             f"{one.held / 1e6:.2f}",
+            "" if one.peak is None else f"{one.peak / 1e6:.0f}",
         )
     return made
 
@@ -182,15 +190,18 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS.names()))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--baseline-passes", type=int, default=6, help="passes of the baseline that are run")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    network, console = random_network(), Console(width=110)
+    network, console = random_network(), Console(width=130)
     names = [*dict.fromkeys(["baseline", *args.methods.split(",")])]
     for text in args.ctx.split(","):
         length = parse_ctx(text)
         lines = [bare_line(network, length, args.rounds)]
         for name in names:
-            lines.append(measure(network, parse_method(name), length, args.rounds))
+            method, _, options = name.partition(":")
+            spec = parse_method(method, options.split(":") if options else ())
+            lines.append(measure(network, spec, length, args.rounds, args.baseline_passes))
         console.print(table(length, lines))
 
 
