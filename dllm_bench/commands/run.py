@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["as_asked", "cells_of", "execute", "interrupted", "run"]
 
-_DECODE_NAMES = (
-    *("gen_length", "block_length", "steps", "threshold", "factor", "tokens_per_pass", "remasking"),
-    *("temperature", "top_p", "top_k", "cfg_scale", "alg", "alg_temp", "eps"),
-)
 _DECODE = "Decoding"
 _MODEL = "Model"
 
@@ -119,11 +115,11 @@ def run(
 
 def as_asked(given: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
     """The request, and how its model is loaded, from the values of the flags above."""
+    from dllm_bench.commands.generate import decode_values
     from dllm_bench.running.spec import Request
 
-    decode = {name: given[name] for name in _DECODE_NAMES if given[name] is not None}
-    if given["no_eos_stop"]:
-        decode["eos_stop"] = False
+    # a run's seed makes the samples; each sample's decoding has a seed of its own
+    decode = decode_values({name: value for name, value in given.items() if name != "seed"})
     lists = {name: given[name] or () for name in ("ctx", "subset", "set_", "task_set")}
     if given["haystack"] is not None:
         lists["task_set"] = (*lists["task_set"], f"haystack={given['haystack']}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError
 from dllm_bench.running.environment import Environment
 from dllm_bench.running.measure import is_out_of_memory, release_memory
-from dllm_bench.running.rows import sample_columns
+from dllm_bench.running.rows import begun_columns, sample_columns
 from dllm_bench.running.runner import Cell, Events, error_message, missing_indices
 from dllm_bench.running.store import Store
 from dllm_bench.running.task import Sample, Task
@@ -67,15 +66,7 @@ class FidelityRunner:
 
     def _rows(self, spec: RunSpec, index: int) -> list[dict[str, Any]]:
         decode = spec.sample_decode(index)
-        row = {
-            **spec.columns(),
-            **self.environment.columns(),
-            "key": spec.key(index),
-            "index": index,
-            "decode_seed": decode.seed,
-            "started_at": dt.datetime.now(dt.UTC),
-            "status": "ok",
-        }
+        row = {**begun_columns(spec, self.environment, index, decode), "status": "ok"}
         try:
             sample = self._sample(spec, index)
             row.update({name: sample_columns(sample, self.model.max_positions)[name] for name in _SAMPLE})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 from array import array
@@ -13,10 +14,25 @@ from dllm_bench.running.task import Sample, Task
 
 if TYPE_CHECKING:
     from dllm_bench.api import Generation
+    from dllm_bench.decoding.settings import DecodeSettings
+    from dllm_bench.running.environment import Environment
+    from dllm_bench.running.spec import RunSpec
 
-__all__ = ["answer_columns", "generation_columns", "preparation_columns", "sample_columns"]
+__all__ = ["answer_columns", "begun_columns", "generation_columns", "preparation_columns", "sample_columns"]
 
 _COST = ("seconds", "rows", "row_layers")
+
+
+def begun_columns(spec: RunSpec, environment: Environment, index: int, decode: DecodeSettings) -> dict[str, Any]:
+    """What is known when a sample is begun: what decides its answer, where it runs, and when."""
+    return {
+        **spec.columns(),
+        **environment.columns(),
+        "key": spec.key(index),
+        "index": index,
+        "decode_seed": decode.seed,
+        "started_at": dt.datetime.now(dt.UTC),
+    }
 
 
 def sample_columns(sample: Sample, max_positions: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,13 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError
 from dllm_bench.running.environment import Environment
 from dllm_bench.running.measure import MemoryPeak, is_out_of_memory, release_memory
-from dllm_bench.running.rows import answer_columns, generation_columns, preparation_columns, sample_columns
+from dllm_bench.running.rows import (
+    answer_columns,
+    begun_columns,
+    generation_columns,
+    preparation_columns,
+    sample_columns,
+)
 from dllm_bench.running.schema import RETRIED
 from dllm_bench.running.sharing import Prepare, Sharing
 from dllm_bench.running.spec import RunSpec
@@ -129,14 +134,7 @@ class Runner:
 
     def _row(self, spec: RunSpec, index: int, made: tuple[Sample, float] | None, sharing: Sharing) -> dict[str, Any]:
         decode = spec.sample_decode(index)
-        row = {
-            **spec.columns(),
-            **self.environment.columns(),
-            "key": spec.key(index),
-            "index": index,
-            "decode_seed": decode.seed,
-            "started_at": dt.datetime.now(dt.UTC),
-        }
+        row = begun_columns(spec, self.environment, index, decode)
         try:
             sample, seconds = made or self._sample(spec, index)
             row["tokenisation_seconds"] = seconds
