@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from dllm_bench.errors import UserError, choice
 from dllm_bench.options import Options, option
-from dllm_bench.running.task import Codec, Sample, Task
+from dllm_bench.running.task import Answer, Codec, Sample, Task
 from dllm_bench.tasks.draft import Draft, Frame, Inseparable, Prompt, locate
 from dllm_bench.tasks.fitting import fit
 from dllm_bench.tasks.pieces import Pieces, UnitStream, answer_joint, common_prefix
@@ -183,9 +183,10 @@ class RulerNiah(Task):
             meta |= {"questions": self._questions, "question": number}
         return self._finished(asked, prompt, spans, needles.references, meta, made.affix)
 
-    def score(self, sample: Sample, text: str) -> float:
+    @classmethod
+    def grade(cls, subset: str, answer: Answer) -> dict[str, float]:
         """Share of the hidden values that the answer names (NVIDIA's string_match_all, as a share)."""
-        return string_match_all(text, sample.references)
+        return {"score": string_match_all(answer.prediction, answer.references)}
 
     def data(self) -> str | None:
         """The user's own haystack: its name, the hash of its text, and how its sentences are found."""

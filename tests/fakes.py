@@ -12,7 +12,7 @@ from dllm_bench.api import Generation
 from dllm_bench.errors import UserError
 from dllm_bench.models.counters import Counters
 from dllm_bench.options import Options, option
-from dllm_bench.running.task import TASKS, Sample, Task
+from dllm_bench.running.task import TASKS, Answer, Sample, Task
 
 EOS = 0
 
@@ -63,8 +63,9 @@ class ToyTask(Task):
         spans, meta = {"needle": ((4, 7),)}, {"needle_depths": [10.0 * index], "truncated": False}
         return Sample("toy_task", subset, index, seed, ids, (self.options.word,), gen_length, ctx, ("\n",), spans, meta)
 
-    def score(self, sample: Sample, text: str) -> float:
-        return float(text == sample.references[0])
+    @classmethod
+    def grade(cls, subset: str, answer: Answer) -> dict[str, float]:
+        return {"score": float(answer.prediction == answer.references[0])}
 
     def size(self, subset: str) -> int | None:
         return None if subset == "single" else 3

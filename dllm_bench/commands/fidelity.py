@@ -65,7 +65,7 @@ def fidelity(
     given = locals()
     from dllm_bench.running.task import TASKS
 
-    if not ctx and TASKS.get(task).has_ctx:
+    if not ctx and TASKS.get(task.partition(":")[0]).ctx == "needed":
         given["ctx"] = ["1k"]
     request, load = flags.as_asked(given)
     code = _execute(request, load, out, fresh, plot)

@@ -27,7 +27,7 @@ _MODEL = "Model"
 Methods = Annotated[
     list[str], typer.Option("--method", "-m", help="Cache method; a comma list runs one after another.")
 ]
-TaskName = Annotated[str, typer.Option("--task", "-t", help="Task, such as ruler_niah.")]
+TaskName = Annotated[str, typer.Option("--task", "-t", help="Task, such as ruler_niah, or TASK:SUBSET.")]
 Ctx = Annotated[
     list[str] | None, typer.Option(help="Context length in tokens, such as 512,2k,32k.", show_default=False)
 ]

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from dllm_bench.running.environment import Environment
     from dllm_bench.running.spec import RunSpec
 
-__all__ = ["answer_columns", "begun_columns", "generation_columns", "preparation_columns", "sample_columns"]
+__all__ = [
+    "answer_columns",
+    "begun_columns",
+    "generation_columns",
+    "grade_columns",
+    "preparation_columns",
+    "sample_columns",
+]
 
 _COST = ("seconds", "rows", "row_layers")
 
@@ -51,6 +58,8 @@ def sample_columns(sample: Sample, max_positions: int) -> dict[str, Any]:
         "needle_depths": None if depths is None else [float(depth) for depth in depths],
         "needle_starts": [start for start, _ in needles] or None,
         "needle_ends": [end for _, end in needles] or None,
+        "truncated": sample.meta.get("truncated"),
+        "original_tokens": sample.meta.get("original_tokens"),
         "sample_meta": _json(sample.meta),
     }
 
@@ -103,8 +112,15 @@ def answer_columns(task: Task, sample: Sample, made: Generation) -> dict[str, An
         stopped = "eos" if made.useful_tokens < made.canvas_tokens else "length"
     if made.masks_left:
         error = f"{made.masks_left} masks were left in the answer"
-        return {"text": cut, "stopped_by": None, "score": 0.0, "status": "masks_left", "error": error}
-    return {"text": cut, "stopped_by": stopped, "score": float(task.score(sample, cut)), "status": "ok"}
+        graded = grade_columns(task, dict.fromkeys(task.metrics, 0.0))
+        return {"text": cut, "stopped_by": None, **graded, "status": "masks_left", "error": error}
+    return {"text": cut, "stopped_by": stopped, **grade_columns(task, task.grades(sample, cut)), "status": "ok"}
+
+
+def grade_columns(task: Task | type[Task], grades: Mapping[str, float]) -> dict[str, Any]:
+    """The score, all metrics, and which scorer gave them."""
+    scores = {name: float(value) for name, value in grades.items()}
+    return {"score": scores[task.metrics[0]], "scores": _json(scores), "scorer_version": task.scorer_version}
 
 
 def _cut(text: str, until: Sequence[str]) -> str:

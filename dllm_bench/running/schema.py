@@ -26,7 +26,7 @@ __all__ = [
     "new_row",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Grows by one with every change that a reader must know of."""
 
 STATUSES = {
@@ -104,11 +104,16 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("needle_depths", "list<float64>", "depth of each needle in percent; null where the task has no needles"),
         ("needle_starts", "list<int64>", "first prompt position of each needle"),
         ("needle_ends", "list<int64>", "position after the last one of each needle"),
+        ("truncated", "bool", "whether the document was cut to fit; null where the task never cuts"),
+        ("original_tokens", "int64", "tokens of the prompt before it was cut; null where the task never cuts"),
         ("sample_meta", "string", "further facts that the task tells of the sample, as JSON"),
         ("output_ids", "list<int64>", "ids of the whole response"),
         ("text", "string", "text that was scored: cut at the first EOS or EOT and at the first stop string"),
         ("stopped_by", "string", "what ended the text: eos, stop_string or length"),
-        ("score", "float64", "score in 0..1; null where the sample has none"),
+        ("score", "float64", "score in 0..1 (the task's first metric); null where the sample has none"),
+        ("scores", "string", "all metrics of the task in 0..1, as JSON"),
+        ("scorer_version", "int64", "version of the task's scorer that gave them"),
+        ("former_scores", "string", "what scorers of other versions gave, as JSON: version -> metrics; null if none"),
         ("masks_left", "int64", "masks left in the response"),
     ),
     "Tokens and work": group(

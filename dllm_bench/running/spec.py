@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.caching.spec import MethodSpec, parse_method, split_sets
 from dllm_bench.decoding.settings import DecodeSettings
-from dllm_bench.errors import UserError, choice
+from dllm_bench.errors import UserError
 from dllm_bench.options import Options, make_options
 from dllm_bench.running.lengths import ctx_name, parse_ctx
 from dllm_bench.running.task import TASKS, Task
@@ -155,8 +155,10 @@ def check(request: Request) -> Plan:
     if request.seed < 0:
         raise UserError(f"seed must be at least 0 (nearest valid: 0), got {request.seed}")
     methods = tuple(parse_method(name, request.sets) for name in names)
-    task = TASKS.get(request.task)
-    options = make_options(task.options_class, split_sets(request.task_sets), owner=f"task '{request.task}'")
+    name, _, subset = request.task.partition(":")
+    task = TASKS.get(name)
+    request = replace(request, task=name, subsets=(*request.subsets, *([subset] if subset else ())))
+    options = make_options(task.options_class, split_sets(request.task_sets), owner=f"task '{name}'")
     return Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
 
 
@@ -165,16 +167,17 @@ def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
     if "all" in asked and "all" not in task.subsets:
         return task.subsets
     for name in asked:
-        if name not in task.subsets:
-            raise choice(f"subset of task '{request.task}'", name, (*task.subsets, "all"))
+        task.check_subset(name)
     return tuple(asked)
 
 
 def _ctxs(request: Request, task: type[Task]) -> tuple[int | None, ...]:
     asked = _items(request.ctxs)
-    if not task.has_ctx:
+    if task.ctx == "none":
         if asked:
             raise UserError(f"task '{request.task}' has no context lengths: leave --ctx out")
+        return (None,)
+    if not asked and task.ctx == "optional":
         return (None,)
     if not asked:
         raise UserError(f"task '{request.task}' needs a context length, such as --ctx 2k")
@@ -212,6 +215,7 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
         for decode in decodes.values():
             method.build().check(decode)
     data = task.data()
+    longest = model.max_positions if task.ctx == "optional" else None
     return [
         RunSpec(
             model=model.name,
@@ -229,7 +233,7 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
             task_options=plan.task_options,
             task_data=data,
             subset=subset,
-            ctx=ctx,
+            ctx=longest if ctx is None else ctx,
             seed=plan.request.seed,
             device_type=model.device.partition(":")[0],
             package_version=package_version,

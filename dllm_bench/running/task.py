@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
+from dllm_bench.errors import choice
 from dllm_bench.options import Options
 from dllm_bench.registry import Registry
 
-__all__ = ["TASKS", "Codec", "Sample", "Task"]
+__all__ = ["TASKS", "Answer", "Codec", "Sample", "Task"]
 
 
 class Codec(Protocol):
@@ -62,10 +63,30 @@ class Sample:
         return len(self.prompt_ids) + self.gen_length
 
 
+@dataclass(frozen=True)
+class Answer:
+    """An answer text with all that its score depends on: nothing else is needed to score it, now or years later.
+
+    Attributes:
+        prediction: cut at EOS and at the stop strings already.
+        references: accepted answers, or parts of the answer.
+        facts: what the task keeps of a sample beside them (`Sample.meta`): all_classes, length, …
+    """
+
+    prediction: str
+    references: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Task(ABC):
     """A source of samples and their scorer. One instance serves one codec and one set of options.
 
     Every sample is a function of (subset, ctx, index, seed, options, codec) alone: no global random state, no order.
+
+    Attributes:
+        version: of the samples; it belongs to a row's key. scorer_version: of `grade`, which does not.
+        metrics: names of what `grade` gives; the first is the score of a row.
+        ctx: whether a context length is "needed", "optional" (the model's largest position if not given) or "none".
     """
 
     name: ClassVar[str]
@@ -74,7 +95,9 @@ class Task(ABC):
     source: ClassVar[str]
     subsets: ClassVar[tuple[str, ...]]
     default_subset: ClassVar[str]
-    has_ctx: ClassVar[bool] = True
+    ctx: ClassVar[Literal["needed", "optional", "none"]] = "needed"
+    metrics: ClassVar[tuple[str, ...]] = ("score",)
+    scorer_version: ClassVar[int] = 1
     options_class: ClassVar[type[Options]] = Options
 
     def __init__(self, codec: Codec, options: Options | None = None) -> None:
@@ -89,13 +112,40 @@ class Task(ABC):
     def sample(self, subset: str, index: int, *, ctx: int | None, gen_length: int, seed: int) -> Sample:
         """Sample `index`. Raises UserError where the length is too small (names the minimum) or the data is missing."""
 
+    @classmethod
     @abstractmethod
+    def grade(cls, subset: str, answer: Answer) -> dict[str, float]:
+        """Each metric of one answer, in 0..1."""
+
+    @classmethod
+    def aggregate(cls, subset: str, answers: Sequence[Answer], grades: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+        """Each metric over many answers, in percent with two decimals, as the official scripts print it."""
+        return {name: round(100 * sum(g[name] for g in grades) / len(grades), 2) for name in cls.metrics}
+
+    @classmethod
+    def check_subset(cls, subset: str) -> None:
+        """Raises ChoiceError (names the nearest valid one) for a subset that does not exist."""
+        if subset not in cls.subsets:
+            raise choice(f"subset of task '{cls.name}'", subset, (*cls.subsets, "all"))
+
+    def grades(self, sample: Sample, text: str) -> dict[str, float]:
+        """Each metric of the answer text to a sample, in 0..1."""
+        return self.grade(sample.subset, Answer(text, sample.references, sample.meta))
+
     def score(self, sample: Sample, text: str) -> float:
-        """Score in 0..1 of an answer text (cut at EOS and at the stop strings already)."""
+        """The first metric of an answer text (cut at EOS and at the stop strings already), in 0..1."""
+        return self.grades(sample, text)[self.metrics[0]]
 
     def size(self, subset: str) -> int | None:
         """Number of samples; None where the task makes as many as asked for."""
         return None
+
+    def fetch(self, subset: str) -> list[str]:
+        """Fetches and checks the subset's data, so that runs need no network afterwards; says what, a line per source.
+
+        Raises UserError where it cannot be had, naming the ways to give it. Nothing to fetch: an empty list.
+        """
+        return []
 
     def data(self) -> str | None:
         """Names the data that the options point to by a hash of its content; None where package and hub hold it all.
