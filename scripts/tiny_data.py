@@ -1,167 +1,15 @@
-"""Training and held-out samples of the tiny model: needle tasks in RULER's wording."""
+"""Training batches of the tiny model."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import torch
-from tiny_text import BOS, EOS, EOT, HEADER, HEADER_END, MASK, NOISE, Words, draw_key, draw_number, sentence
-from tokenizers import Tokenizer
+from tiny_facts import document
+from tiny_prompts import KINDS, Kind, Maker, Prompt
 from torch import Tensor
-
-INTRO = {
-    False: "A special magic number is hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the number afterwards.\n",
-    True: "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the numbers afterwards.\n",
-}
-QUESTION = {
-    False: "\nWhat is the special magic number for {} mentioned in the provided text?",
-    True: "\nWhat are all the special magic numbers for {} mentioned in the provided text?",
-}
-PREFIX = {
-    False: "The special magic number for {} mentioned in the provided text is",
-    True: "The special magic numbers for {} mentioned in the provided text are",
-}
-NEEDLE = "One of the special magic numbers for {} is: {}."
-START = f"{BOS}{HEADER}user{HEADER_END}\n\n"
-TURN = f"{EOT}{HEADER}assistant{HEADER_END}\n\n"
-TEMPLATES = [
-    START + INTRO[False] + NOISE + QUESTION[False].format("") + TURN + PREFIX[False].format(""),
-    START + INTRO[True] + NOISE + QUESTION[True].format("") + TURN + PREFIX[True].format(""),
-    NEEDLE.format("", "1"),
-]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """haystack: noise, essay or needle; keys in the text, of which `queries` are asked; values of each asked key.
-
-    `listing` samples ask for every key in the text, one answer sentence each: many answers per token of training.
-    """
-
-    haystack: str
-    keys: int = 1
-    values: int = 1
-    queries: int = 1
-    listing: bool = False
-
-
-KINDS = {
-    "single_1": Kind("noise"),
-    "single_2": Kind("essay"),
-    "multikey_1": Kind("essay", keys=4),
-    "multikey_2": Kind("needle"),
-    "multivalue": Kind("essay", values=4),
-    "multiquery": Kind("essay", keys=4, queries=4),
-    "twokey": Kind("essay", keys=2),
-    "noisekey": Kind("noise", keys=3),
-    "twovalue": Kind("essay", values=2),
-    "twoquery": Kind("essay", keys=2, queries=2),
-    "threevalue": Kind("essay", values=3),
-    "threequery": Kind("essay", keys=3, queries=3),
-    "linevalue": Kind("noise", values=4),
-    "listing": Kind("essay", keys=3, queries=3, listing=True),
-    "listing_needle": Kind("needle", keys=3, queries=3, listing=True),
-}
-
-
-@dataclass
-class Piece:
-    """A run of tokens of one prompt. Haystack pieces may stand for many copies of themselves."""
-
-    ids: list[int]
-    hay: bool = False
-
-
-@dataclass
-class Prompt:
-    pieces: list[Piece]
-    answer: list[int]
-    """The answer with its end of turn."""
-    scored: list[bool]
-    """Which answer tokens are to be predicted (the rest is given)."""
-    references: list[str] = field(default_factory=list)
-
-    @property
-    def ids(self) -> list[int]:
-        return [i for p in self.pieces for i in p.ids]
-
-
-class Maker:
-    """Makes samples. Everything a sample holds follows from the random state that is handed in."""
-
-    def __init__(self, tokenizer: Tokenizer, words: Words) -> None:
-        self.words = words
-        self.encode = lru_cache(maxsize=4096)(lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
-        self.mask, self.eos, self.eot = (tokenizer.token_to_id(t) for t in (MASK, EOS, EOT))
-        self.decode = tokenizer.decode
-
-    def prompt(self, rng: random.Random, kind: Kind, budget: int, evaluation: bool = False) -> Prompt:
-        """A prompt of at most `budget` tokens where that many hold the needles; haystack fills the rest."""
-        keys: list[str] = []
-        while len(keys) < kind.keys:
-            key = draw_key(rng, self.words, evaluation)
-            if key not in keys:
-                keys.append(key)
-        values = {k: [draw_number(rng) for _ in range(kind.values)] for k in keys}
-        asked = rng.sample(keys, kind.queries)
-        needles = [(k, v) for k in keys for v in values[k]]
-        rng.shuffle(needles)
-        # values are answered in the order of the text; a listing names its keys, so their order is free
-        found = [values[q][0] for q in asked] if kind.listing else [v for k, v in needles if k in asked]
-        head, tail, answer, scored = self._frame(kind, asked, found)
-        separator = " " if kind.haystack == "essay" else "\n"
-        lines = [NEEDLE.format(k, v) for k, v in needles]
-        room = budget - len(head) - len(tail) - sum(len(self.encode(separator + n)) for n in lines)
-        body = [(text, True) for text in self._haystack(rng, kind, separator, room, set(keys), evaluation)]
-        spots = sorted(rng.randint(0, len(body)) for _ in lines)
-        for spot, line in reversed(list(zip(spots, lines, strict=True))):
-            body.insert(spot, (line, False))
-        pieces = [Piece(self.encode(separator * (i > 0) + text), hay) for i, (text, hay) in enumerate(body)]
-        return Prompt([Piece(head), *pieces, Piece(tail)], answer, scored, found)
-
-    def _frame(self, kind: Kind, asked: Sequence[str], found: list[str]) -> tuple[list[int], ...]:
-        """Tokens before and after the text, the answer, and which of its tokens are to be predicted."""
-        plural = kind.values * kind.queries > 1
-        names = asked[0] if len(asked) == 1 else ", ".join(asked[:-1]) + ", and " + asked[-1]
-        head = self.encode(START + INTRO[plural])
-        if not kind.listing:
-            tail = self.encode(QUESTION[plural].format(names) + TURN + PREFIX[plural].format(names))
-            joined = found[0] if len(found) == 1 else ", ".join(found[:-1]) + ", and " + found[-1]
-            answer = [*self.encode(f" {joined}."), self.eot]
-            return head, tail, answer, [True] * len(answer)
-        tail = self.encode("\nList them." + TURN)
-        answer, scored = [], []
-        for key, value in zip(asked, found, strict=True):
-            given, told = self.encode(PREFIX[False].format(key)), self.encode(f" {value}.")
-            answer += given + told + self.encode("\n")
-            scored += [False] * len(given) + [True] * len(told) + [False]
-        return head, tail, [*answer, self.eot], [*scored, True]
-
-    def _haystack(
-        self, rng: random.Random, kind: Kind, separator: str, room: int, taken: set[str], evaluation: bool
-    ) -> list[str]:
-        """Texts that fill `room` tokens, the separator before each counted."""
-        units: list[str] = []
-        while True:
-            if kind.haystack == "noise":
-                unit = NOISE
-            elif kind.haystack == "essay":
-                unit = sentence(rng, self.words)
-            else:
-                key = draw_key(rng, self.words, evaluation)
-                unit = NEEDLE.format(key, draw_number(rng))
-                if key in taken:
-                    continue
-            room -= len(self.encode(separator + unit))
-            if room < 0:
-                return units
-            units.append(unit)
 
 
 @dataclass
@@ -209,7 +57,7 @@ class Batches:
         """
         rng = random.Random(f"{self.seed}-{step}")
         names = rng.choices(list(mix), weights=list(mix.values()), k=size)
-        rows = [self._needle(rng, KINDS[n], length, stretch, span) for n in names]
+        rows = self._rows(rng, names, length, stretch, span)
         used = max(r.response for r in rows)
         copies = torch.tensor([r.copies for r in rows])
         return Batch(
@@ -223,6 +71,47 @@ class Batches:
             kinds=tuple(names),
         )
 
+    def _rows(self, rng: random.Random, names: list[str], length: int, stretch: float, span: int) -> list[_Row]:
+        if names[0] == "problem":
+            return self._problems(rng, len(names))
+        if names[0] == "sums":
+            return [self._sums(rng, length) for _ in names]
+        return [
+            self._needle(rng, KINDS[n], length, stretch, span)
+            if n in KINDS
+            else self._document(rng, n, length, stretch, span)
+            for n in names
+        ]
+
+    def _problems(self, rng: random.Random, size: int) -> list[_Row]:
+        """Word problems of about one length: the longer or the shorter half of twice as many."""
+        drawn = sorted((self.maker.problem(rng) for _ in range(2 * size)), key=lambda p: len(p.ids) + len(p.answer))
+        chosen = drawn[:size] if rng.random() < 0.5 else drawn[size:]
+        length = max(len(p.ids) + len(p.answer) for p in chosen) + rng.choice((1, 4, 20))
+        rows = []
+        for p in chosen:
+            masked = _steps(rng, length - len(p.ids), len(p.answer))
+            row = self._row(rng, p, length, masked)
+            # tokens far behind what is known are guesses
+            near = len(p.ids) + (masked.index(True) + 16 if True in masked else 0)
+            row.weights = [w if i < near else 0.2 * w for i, w in enumerate(row.weights)]
+            rows.append(row)
+        return rows
+
+    def _sums(self, rng: random.Random, length: int) -> _Row:
+        """A list of equations whose results, or some digits of them, are to be predicted."""
+        prompt = self.maker.sums(rng, length)
+        rate = rng.choice((1.0, 1.0, 0.7, 0.4))
+        return self._row(rng, prompt, length, [rng.random() < rate for _ in range(length - len(prompt.ids))])
+
+    def _document(self, rng: random.Random, name: str, length: int, stretch: float, span: int) -> _Row:
+        while True:
+            prompt = document(self.maker, rng, name, length - rng.choice((16, 24, 32)))
+            if len(prompt.ids) + len(prompt.answer) <= length:
+                break
+        masked = _masked(rng, length - len(prompt.ids), len(prompt.answer), False)
+        return self._row(rng, prompt, length, masked, stretch, span)
+
     def _needle(self, rng: random.Random, kind: Kind, length: int, stretch: float, span: int) -> _Row:
         tail = 4 if kind.listing else rng.choice((8, 16, 24, 32))
         while True:
@@ -232,15 +121,22 @@ class Batches:
                 break
             kind = _fewer(kind)
         prompt = self.maker.prompt(rng, kind, max(length - len(probe.answer) - tail, 0))
-        ids = prompt.ids
-        response = length - len(ids)
+        response = length - len(prompt.ids)
         if response < len(prompt.answer):  # longer keys than the probe's
             return self._needle(rng, kind, length, stretch, span)
+        masked = _masked(rng, response, len(prompt.answer), kind.listing)
+        return self._row(rng, prompt, length, masked, stretch, span)
+
+    def _row(
+        self, rng: random.Random, prompt: Prompt, length: int, masked: list[bool], stretch: float = 0.0, span: int = 0
+    ) -> _Row:
+        """The sample of a prompt; `masked`: which positions of its response are masked where they are to be scored."""
+        ids = prompt.ids
+        response = length - len(ids)
         positions, copies, gaps = self._place(rng, prompt, length, stretch, span)
         padding = response - len(prompt.answer)
         target = prompt.answer + [self.maker.eos] * padding
         scored = prompt.scored + [True] * padding
-        masked = _masked(rng, response, len(prompt.answer), kind.listing)
         masked = [m and s for m, s in zip(masked, scored, strict=True)]
         weights = [1.0] * len(prompt.answer) + [self.tail_weight] * padding
         weights = [w * m for w, m in zip(weights, masked, strict=True)]
@@ -259,7 +155,7 @@ class Batches:
         hay = [len(p.ids) for p in prompt.pieces if p.hay]
         if len(prompt.references) > 1:  # telling several needles apart by their order is hard enough nearby
             stretch, span = stretch / 4, min(span, 4 * length)
-        stretched = rng.random() < stretch
+        stretched = span > length and rng.random() < stretch
         total = math.exp(rng.uniform(math.log(length), math.log(span))) if stretched else float(length)
         gap = total - length
         logm = math.log1p(gap / sum(hay)) if hay else 0.0
@@ -313,6 +209,24 @@ def _fewer(kind: Kind) -> Kind:
         return replace(kind, values=kind.values - 1)
     queries = min(kind.queries, max(kind.keys - 1, 1))
     return replace(kind, keys=max(kind.keys - 1, 1), queries=queries)
+
+
+def _steps(rng: random.Random, response: int, answer: int) -> list[bool]:
+    """Which positions of a calculation are masked: mostly what is known ends somewhere, and what follows is open."""
+    draw = rng.random()
+    if draw < 0.1:
+        return [True] * response
+    if draw < 0.25:
+        rate = rng.uniform(0.1, 1.0)
+        return [rng.random() < rate for _ in range(response)]
+    known = rng.randint(0, answer - 1)
+    if draw < 0.6:
+        return [i >= known for i in range(response)]
+    block = 16
+    start = known - known % block
+    rate = rng.uniform(0.1, 1.0)
+    return [i >= start + block or (i >= start and (i >= known or rng.random() < 0.1) and rng.random() < rate)
+            for i in range(response)]  # fmt: skip
 
 
 def _masked(rng: random.Random, response: int, answer: int, listing: bool) -> list[bool]:

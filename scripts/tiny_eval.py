@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import torch
-from tiny_data import KINDS, Maker
+from tiny_facts import document
+from tiny_prompts import KINDS, Maker, Prompt
 from torch import Tensor
 
 from dllm_bench.models.network import Network
@@ -44,6 +45,15 @@ def answers(maker: Maker, response: list[int]) -> list[int]:
     return response[: ends[0]] if ends else response
 
 
+def held_out_prompt(maker: Maker, rng: random.Random, kind: str, budget: int) -> Prompt:
+    """A prompt that training never saw; word problems have the length that they have."""
+    if kind == "problem":
+        return maker.problem(rng, evaluation=True)
+    if kind in KINDS:
+        return maker.prompt(rng, KINDS[kind], budget, evaluation=True)
+    return document(maker, rng, kind, budget, evaluation=True)
+
+
 def held_out_accuracy(
     net: Network,
     maker: Maker,
@@ -59,7 +69,7 @@ def held_out_accuracy(
 ) -> tuple[float, float, float]:
     """Share of held-out samples answered exactly; mean share of their values found; passes until the end."""
     rng = random.Random(f"held-out-{seed}-{kind}-{length}")
-    prompts = [maker.prompt(rng, KINDS[kind], length - gen, evaluation=True) for _ in range(count)]
+    prompts = [held_out_prompt(maker, rng, kind, length - gen) for _ in range(count)]
     prompts.sort(key=lambda p: len(p.ids))
     exact = part = passes = 0.0
     groups: list[list[int]] = []

@@ -84,7 +84,7 @@ def interval(right: int, count: int) -> tuple[float, float]:
 
 def card(run: dict[str, Any], table: list[dict[str, Any]], parameters: int) -> str:
     """The model card."""
-    longest, span = max(s.length for s in STAGES), max(s.span for s in STAGES)
+    longest, span = (max(getattr(p, name) for s in STAGES for p in s.parts) for name in ("length", "span"))
     paragraphs = [
         "# dllm-bench tiny",
         f"A masked-diffusion Transformer in LLaDA's architecture with {parameters / 1e6:.2f} M parameters "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dllm_bench.models.config import NetworkConfig
@@ -31,7 +32,7 @@ CONFIG: dict[str, Any] = {
     "layer_norm_with_affine": True,
     "mask_token_id": 2,
     "max_sequence_length": 32768,
-    "mlp_hidden_size": 448,
+    "mlp_hidden_size": 640,
     "mlp_ratio": 3,
     "model_type": "llada",
     "n_heads": 5,
@@ -55,21 +56,34 @@ def network_config() -> NetworkConfig:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """`rates`: learning rate at the start and at the end, linear between; the rest as in Batches.make."""
+class Part:
+    """Batches of one shape; `share` of the steps of a stage draw this one. The rest as in Batches.make."""
 
-    steps: int
+    mix: dict[str, float]
     length: int
     batch: int
-    rates: tuple[float, float]
-    mix: dict[str, float]
-    stretch: float
-    span: int
-    checks: tuple[tuple[str, int], ...]
+    share: float = 1.0
+    stretch: float = 0.0
+    span: int = 0
     ghosts: int = 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`rates`: learning rate at the start and at the end, linear between."""
+
+    steps: int
+    rates: tuple[float, float]
+    parts: tuple[Part, ...]
+    checks: tuple[tuple[str, int], ...]
 
     def rate(self, through: float) -> float:
         return self.rates[0] + (self.rates[1] - self.rates[0]) * through
+
+    def part(self, seed: int, step: int) -> Part:
+        """What a step trains on."""
+        rng = random.Random(f"{seed}-{step}-part")
+        return rng.choices(self.parts, [p.share for p in self.parts])[0]
 
 
 KEYS = {
@@ -125,12 +139,29 @@ CHECKS = (
     ("multiquery", 320),
 )
 
+NEW = (("problem", 0), ("where", 512), ("which", 512))
+PROBLEMS = Part({"problem": 1.0}, length=0, batch=24)
+SUMS = Part({"sums": 1.0}, length=160, batch=16)
+FACTS = Part({"where": 0.5, "which": 0.5}, length=320, batch=8, stretch=0.2, span=4096)
+
 STAGES = [
-    Stage(500, 224, 12, rates=(2e-3, 2e-3), mix=KEYS, stretch=0.2, span=4096, checks=CHECKS),
-    Stage(1500, 288, 10, rates=(2e-3, 1.5e-3), mix=ALL, stretch=0.4, span=8192, checks=CHECKS),
-    Stage(864, 384, 8, rates=(1.5e-3, 9.24e-04), mix=ALL, stretch=0.6, span=32768, checks=CHECKS),
-    Stage(2000, 288, 10, rates=(1.5e-3, 1e-3), mix=SEVERAL, stretch=0.4, span=16384, checks=CHECKS),
-    Stage(1000, 512, 6, rates=(1e-3, 1e-4), mix=ALL, stretch=0.6, span=32768, checks=CHECKS),
-    Stage(500, 1024, 3, rates=(3e-4, 5e-5), mix=ALL, stretch=0.5, span=32768, checks=CHECKS),
-    Stage(300, 320, 6, rates=(6e-4, 5e-5), mix=LONG, stretch=0.8, span=32768, checks=CHECKS, ghosts=2048),
+    Stage(500, (2e-3, 2e-3), (Part(KEYS, 224, 12, stretch=0.2, span=4096),), CHECKS),
+    Stage(1500, (2e-3, 1.5e-3), (Part(ALL, 288, 10, stretch=0.4, span=8192),), CHECKS),
+    Stage(864, (1.5e-3, 9.24e-04), (Part(ALL, 384, 8, stretch=0.6, span=32768),), CHECKS),
+    Stage(2000, (1.5e-3, 1e-3), (Part(SEVERAL, 288, 10, stretch=0.4, span=16384),), CHECKS),
+    Stage(1000, (1e-3, 1e-4), (Part(ALL, 512, 6, stretch=0.6, span=32768),), CHECKS),
+    Stage(500, (3e-4, 5e-5), (Part(ALL, 1024, 3, stretch=0.5, span=32768),), CHECKS),
+    Stage(300, (6e-4, 5e-5), (Part(LONG, 320, 6, stretch=0.8, span=32768, ghosts=2048),), CHECKS),
+    # from here on also word problems and documents
+    Stage(
+        6000,
+        (1.2e-3, 8e-4),
+        (
+            replace(SUMS, share=0.35),
+            replace(PROBLEMS, share=0.3),
+            replace(FACTS, share=0.15),
+            Part(ALL, 320, 8, share=0.2, stretch=0.5, span=32768),
+        ),
+        (*NEW, ("single_1", 1024), ("multikey_1", 320), ("multiquery", 320)),
+    ),
 ]

@@ -20,15 +20,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tiny_data import TEMPLATES, Batch, Batches, Maker
+from tiny_data import Batch, Batches
 from tiny_eval import held_out_accuracy
 from tiny_export import FOLDER, card, export
 from tiny_init import structured_weights
+from tiny_prompts import TEMPLATES, Maker
 from tiny_stages import BLOCK, CONFIG, GEN, STAGES, Stage, network_config
 from tiny_text import WORDS_DIR, load_words, train_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from dllm_bench.models.checkpoint import load_network, read_config
 from dllm_bench.models.network import Network, Weights
 
 
@@ -132,7 +134,7 @@ class Trainer:
         self.folder, self.seed, self.device = folder, seed, device
         self.config = network_config()
         weights = structured_weights(self.config, seed)
-        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self.step, self.started, self.tokens, self.seconds = 0, 0, 0, 0.0
         self.net = TrainingNetwork(self.config, _to(weights, device))
         self.params = dict(leaves(self.net.weights))
         for p in self.params.values():
@@ -153,7 +155,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens += batch.ids.numel()
-        decay = min(0.998, 1 - 10 / (self.step + 20))
+        decay = min(0.998, 1 - 10 / (self.step - self.started + 20))
         with torch.no_grad():
             names = list(self.params)
             torch._foreach_lerp_([self.average[n] for n in names], [self.params[n] for n in names], 1 - decay)
@@ -168,9 +170,31 @@ class Trainer:
         net.weights = _to(net.weights, self.device)
         return net
 
+    def start_from(self, folder: Path, step: int) -> None:
+        """Begins at `step` with the weights of a published model, whose FFN may be narrower.
+
+        Units that it lacks start as they do in a new model but write nothing, so the function is the same at first.
+        """
+        architecture, config = read_config(folder)
+        old = dict(leaves(load_network(folder, architecture, config, torch.float32, torch.device("cpu")).weights))
+        with torch.no_grad():
+            for name, p in self.params.items():
+                kind = name.rpartition(".")[2]
+                if kind == "gate_up":
+                    for mine, given in zip(p.chunk(2), old[name].chunk(2), strict=True):
+                        mine[: given.shape[0]].copy_(given)
+                elif kind == "down":
+                    p.zero_()
+                    p[:, : old[name].shape[1]].copy_(old[name])
+                else:
+                    p.copy_(old[name])
+                self.average[name].copy_(p)
+        self.step = self.started = step
+
     def save(self, path: Path) -> None:
         state = {
             "step": self.step,
+            "started": self.started,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "weights": {n: p.detach() for n, p in self.params.items()},
@@ -182,7 +206,8 @@ class Trainer:
 
     def load(self, path: Path) -> None:
         state = torch.load(path, map_location=self.device, weights_only=True)
-        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        self.step, self.started = state["step"], state["started"]
+        self.tokens, self.seconds = state["tokens"], state["seconds"]
         with torch.no_grad():
             for name, p in self.params.items():
                 p.copy_(state["weights"][name])
@@ -212,16 +237,17 @@ def train(trainer: Trainer, maker: Maker, args: argparse.Namespace) -> None:
     if last.exists():
         trainer.load(last)
         print(f"resuming at step {trainer.step}", flush=True)
+    elif args.start:
+        trainer.start_from(args.start, args.start_step)
     trainer.net.grow_rope(70_000)
     total = sum(s.steps for s in STAGES)
     progress, saved = Progress(), time.perf_counter()
     while (where := stage_at(trainer.step, STAGES)) is not None:
         stage, through = where
         began = time.perf_counter()
-        batch = batches.make(
-            trainer.step, stage.length, stage.batch, stage.mix, stage.stretch, stage.span, stage.ghosts
-        )
-        rate = stage.rate(through) * min(1.0, (trainer.step + 1) / 200)
+        part = stage.part(trainer.seed, trainer.step)
+        batch = batches.make(trainer.step, part.length, part.batch, part.mix, part.stretch, part.span, part.ghosts)
+        rate = stage.rate(through) * min(1.0, (trainer.step - trainer.started + 1) / 200)
         progress.add(batch, *trainer.update(_move(batch, trainer.device), rate))
         trainer.seconds += time.perf_counter() - began
         if trainer.step % args.show == 0:
@@ -326,6 +352,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("checkpoints/tiny"))
     parser.add_argument("--words", type=Path, default=WORDS_DIR)
+    parser.add_argument("--start", type=Path, help="folder of a published model to go on from")
+    parser.add_argument("--start-step", type=int, default=0, help="step at which --start goes on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "dllm_bench" / "models" / "tiny"
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from tiny_data import KINDS, Batches, Maker  # noqa: E402
+from tiny_data import Batches  # noqa: E402
 from tiny_eval import held_out_accuracy  # noqa: E402
+from tiny_prompts import KINDS, Maker  # noqa: E402
 from tiny_text import SPECIALS, WORDS_DIR, draw_key, held_out, load_words  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from train_tiny import Trainer  # noqa: E402
