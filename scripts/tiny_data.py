@@ -11,6 +11,8 @@ from tiny_facts import document
 from tiny_prompts import KINDS, Kind, Maker, Prompt
 from torch import Tensor
 
+SUMS = {"plus_minus": "+-", "sums": "+-*/"}
+
 
 @dataclass
 class Batch:
@@ -74,8 +76,10 @@ class Batches:
     def _rows(self, rng: random.Random, names: list[str], length: int, stretch: float, span: int) -> list[_Row]:
         if names[0] == "problem":
             return self._problems(rng, len(names))
-        if names[0] == "sums":
-            return [self._sums(rng, length) for _ in names]
+        if names[0] in SUMS:
+            return [self._sums(rng, length, SUMS[names[0]]) for _ in names]
+        if names[0] == "copy":
+            return [self._copy(rng, length) for _ in names]
         return [
             self._needle(rng, KINDS[n], length, stretch, span)
             if n in KINDS
@@ -98,10 +102,15 @@ class Batches:
             rows.append(row)
         return rows
 
-    def _sums(self, rng: random.Random, length: int) -> _Row:
+    def _sums(self, rng: random.Random, length: int, signs: str) -> _Row:
         """A list of equations whose results, or some digits of them, are to be predicted."""
-        prompt = self.maker.sums(rng, length)
+        prompt = self.maker.sums(rng, length, signs)
         rate = rng.choice((1.0, 1.0, 0.7, 0.4))
+        return self._row(rng, prompt, length, [rng.random() < rate for _ in range(length - len(prompt.ids))])
+
+    def _copy(self, rng: random.Random, length: int) -> _Row:
+        prompt = self.maker.copying(rng, length)
+        rate = rng.choice((1.0, 0.5, 0.2))
         return self._row(rng, prompt, length, [rng.random() < rate for _ in range(length - len(prompt.ids))])
 
     def _document(self, rng: random.Random, name: str, length: int, stretch: float, span: int) -> _Row:

@@ -1,6 +1,7 @@
 """Word problems of one to three steps and plain sums: what the tiny model learns to calculate from.
 
 The fields are GSM8K's: a question, and an answer that shows each step as an equation and ends with `#### result`.
+Equations are written in columns of three digits (008+093=101): digits that belong together are always at one distance.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def _number(rng: random.Random, low: int, high: int) -> int:
     return rng.randint(low, max(low, top))
 
 
-def _operation(rng: random.Random, have: int) -> tuple[str, int, int]:
+def _operation(rng: random.Random, have: int, signs: str = "+-*/") -> tuple[str, int, int]:
     """A sign, its second operand and the result, for `have` things: all from 1 to 999."""
     while True:
-        sign = rng.choices("+-*/", (8, 8, 3, 3))[0]
+        sign = rng.choices(signs, (8, 8, 3, 3)[: len(signs)])[0]
         if sign == "+" and have < LARGEST:
             b = _number(rng, 1, LARGEST - have)
             return sign, b, have + b
@@ -72,11 +73,11 @@ def _operation(rng: random.Random, have: int) -> tuple[str, int, int]:
 
 
 def _equation(a: int, sign: str, b: int, result: int) -> str:
-    return f"{a}{sign}{b}={result}"
+    return f"{a:03}{sign}{b:03}={result:03}"
 
 
 def _answer(equations: list[str]) -> str:
-    return "\n".join([*equations, "#### " + equations[-1].partition("=")[2]])
+    return "\n".join([*equations, f"#### {int(equations[-1].partition('=')[2])}"])
 
 
 def _chain(rng: random.Random) -> tuple[str, str]:
@@ -137,12 +138,13 @@ def problem(rng: random.Random, evaluation: bool) -> tuple[str, str]:
             return question, answer
 
 
-def sums(rng: random.Random, count: int) -> list[tuple[str, str]]:
-    """Bare equations, each as what is given and the result."""
+def sums(rng: random.Random, count: int, signs: str) -> list[tuple[str, str]]:
+    """Bare equations with these signs, each as what is given and the result."""
     out = []
     while len(out) < count:
         have = _number(rng, 2, LARGEST - 1)
-        sign, b, result = _operation(rng, have)
-        left, right = (b, have) if sign == "*" and rng.random() < 0.5 else (have, b)
-        out.append((f"{left}{sign}{right}=", str(result)))
+        sign, b, result = _operation(rng, have, signs)
+        left, right = (b, have) if sign in "+*" and rng.random() < 0.5 else (have, b)
+        given, _, told = _equation(left, sign, right, result).partition("=")
+        out.append((given + "=", told))
     return out

@@ -22,7 +22,7 @@ CONFIG: dict[str, Any] = {
     "block_group_size": 1,
     "block_type": "llama",
     "bos_token_id": 0,
-    "d_model": 160,
+    "d_model": 192,
     "embedding_size": 2048,
     "eos_token_id": 1,
     "include_bias": False,
@@ -35,8 +35,8 @@ CONFIG: dict[str, Any] = {
     "mlp_hidden_size": 640,
     "mlp_ratio": 3,
     "model_type": "llada",
-    "n_heads": 5,
-    "n_kv_heads": 5,
+    "n_heads": 6,
+    "n_kv_heads": 6,
     "n_layers": 5,
     "pad_token_id": 1,
     "rms_norm_eps": 1e-05,
@@ -139,10 +139,19 @@ CHECKS = (
     ("multiquery", 320),
 )
 
-NEW = (("problem", 0), ("where", 512), ("which", 512))
-PROBLEMS = Part({"problem": 1.0}, length=0, batch=24)
-SUMS = Part({"sums": 1.0}, length=160, batch=16)
-FACTS = Part({"where": 0.5, "which": 0.5}, length=320, batch=8, stretch=0.2, span=4096)
+SKILLS = (("problem", 0), ("where", 512), ("which", 512), ("single_1", 1024), ("multikey_1", 320), ("multiquery", 320))
+PLUS_MINUS = Part({"plus_minus": 1.0}, length=130, batch=8)
+SUMS = Part({"sums": 1.0}, length=130, batch=8)
+COPY = Part({"copy": 1.0}, length=112, batch=8)
+PROBLEMS = Part({"problem": 1.0}, length=0, batch=16)
+FACTS = Part({"where": 0.6, "which": 0.4}, length=256, batch=6, stretch=0.2, span=4096)
+NEEDLES = Part(ALL, 320, 4, stretch=0.5, span=32768)
+
+
+def _parts(**shares: float) -> tuple[Part, ...]:
+    """The parts above, by name, with these shares."""
+    return tuple(replace(globals()[name], share=share) for name, share in shares.items())
+
 
 STAGES = [
     Stage(500, (2e-3, 2e-3), (Part(KEYS, 224, 12, stretch=0.2, span=4096),), CHECKS),
@@ -152,16 +161,8 @@ STAGES = [
     Stage(1000, (1e-3, 1e-4), (Part(ALL, 512, 6, stretch=0.6, span=32768),), CHECKS),
     Stage(500, (3e-4, 5e-5), (Part(ALL, 1024, 3, stretch=0.5, span=32768),), CHECKS),
     Stage(300, (6e-4, 5e-5), (Part(LONG, 320, 6, stretch=0.8, span=32768, ghosts=2048),), CHECKS),
-    # from here on also word problems and documents
-    Stage(
-        6000,
-        (1.2e-3, 8e-4),
-        (
-            replace(SUMS, share=0.35),
-            replace(PROBLEMS, share=0.3),
-            replace(FACTS, share=0.15),
-            Part(ALL, 320, 8, share=0.2, stretch=0.5, span=32768),
-        ),
-        (*NEW, ("single_1", 1024), ("multikey_1", 320), ("multiquery", 320)),
-    ),
+    # from here on also sums, copies, word problems and documents: each skill first for itself, at short length
+    Stage(900, (1.5e-3, 1.5e-3), _parts(PLUS_MINUS=0.9, NEEDLES=0.1), SKILLS),
+    Stage(1800, (1.5e-3, 1.2e-3), _parts(SUMS=0.45, COPY=0.4, NEEDLES=0.15), SKILLS),
+    Stage(3000, (1.2e-3, 8e-4), _parts(PROBLEMS=0.4, SUMS=0.15, COPY=0.05, FACTS=0.25, NEEDLES=0.15), SKILLS),
 ]

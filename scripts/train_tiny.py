@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from tiny_data import Batch, Batches
 from tiny_eval import held_out_accuracy
 from tiny_export import FOLDER, card, export
+from tiny_grow import grown
 from tiny_init import structured_weights
 from tiny_prompts import TEMPLATES, Maker
 from tiny_stages import BLOCK, CONFIG, GEN, STAGES, Stage, network_config
@@ -171,23 +172,14 @@ class Trainer:
         return net
 
     def start_from(self, folder: Path, step: int) -> None:
-        """Begins at `step` with the weights of a published model, whose FFN may be narrower.
+        """Begins at `step` with the weights of a published model, which may be narrower (see tiny_grow.py)."""
 
-        Units that it lacks start as they do in a new model but write nothing, so the function is the same at first.
-        """
         architecture, config = read_config(folder)
-        old = dict(leaves(load_network(folder, architecture, config, torch.float32, torch.device("cpu")).weights))
+        old = load_network(folder, architecture, config, torch.float32, torch.device("cpu")).weights
+        new = dict(leaves(grown(old, config, self.config, self.seed)))
         with torch.no_grad():
             for name, p in self.params.items():
-                kind = name.rpartition(".")[2]
-                if kind == "gate_up":
-                    for mine, given in zip(p.chunk(2), old[name].chunk(2), strict=True):
-                        mine[: given.shape[0]].copy_(given)
-                elif kind == "down":
-                    p.zero_()
-                    p[:, : old[name].shape[1]].copy_(old[name])
-                else:
-                    p.copy_(old[name])
+                p.copy_(new[name])
                 self.average[name].copy_(p)
         self.step = self.started = step
 
