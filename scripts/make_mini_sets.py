@@ -20,7 +20,7 @@ from tiny_problems import problem
 from tiny_text import WORDS_DIR, Words, load_words
 
 PARAGRAPHS = 4
-SENTENCES = {"where": (3, 5), "which": (4, 7)}
+SENTENCES = {"room": (3, 5), "paragraph": (4, 7)}
 """Of a paragraph, least and most."""
 
 
@@ -54,25 +54,25 @@ def _item(name: str, form: str, number: int, thing: str, context: list[str], ans
 
 
 def qa_item(rng: random.Random, words: Words, number: int) -> dict[str, Any]:
-    """A document in which two of the paragraphs tell where a thing is kept; one of them is asked for."""
+    """A document in which two of the paragraphs tell which room a thing is in; one of them is asked for."""
     asked, other, *_ = _things(rng, words)
-    place = draw_place(rng, words)
-    facts = [FACT.format(thing=asked, place=place), FACT.format(thing=other, place=draw_place(rng, words))]
-    context = [paragraph(rng, words, *SENTENCES["where"]) for _ in range(PARAGRAPHS)]
+    place = draw_place(rng)
+    facts = [FACT.format(thing=asked, place=place), FACT.format(thing=other, place=draw_place(rng))]
+    context = [paragraph(rng, words, *SENTENCES["room"]) for _ in range(PARAGRAPHS)]
     for fact, chosen in zip(facts, rng.sample(context, len(facts)), strict=True):
         chosen.insert(rng.randint(0, len(chosen)), fact)
-    return _item("mini_qa", "where", number, asked, [" ".join(lines) for lines in context], place)
+    return _item("mini_qa", "room", number, asked, [" ".join(lines) for lines in context], place)
 
 
 def retrieval_item(rng: random.Random, words: Words, number: int) -> dict[str, Any]:
     """Numbered paragraphs, each about one thing; the number of one is asked for."""
     things = _things(rng, words)
     context = [
-        " ".join([*paragraph(rng, words, *SENTENCES["which"]), LABEL.format(thing=thing, number=i + 1)])
+        " ".join([*paragraph(rng, words, *SENTENCES["paragraph"]), LABEL.format(thing=thing, number=i + 1)])
         for i, thing in enumerate(things)
     ]
     place = rng.randrange(len(things))
-    return _item("mini_retrieval", "which", number, things[place], context, f"Paragraph {place + 1}")
+    return _item("mini_retrieval", "paragraph", number, things[place], context, f"Paragraph {place + 1}")
 
 
 SETS: dict[str, tuple[Callable[[random.Random, Words, int], dict[str, Any]], str]] = {

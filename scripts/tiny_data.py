@@ -78,8 +78,6 @@ class Batches:
             return self._problems(rng, len(names))
         if names[0] in SUMS:
             return [self._sums(rng, length, SUMS[names[0]]) for _ in names]
-        if names[0] == "copy":
-            return [self._copy(rng, length) for _ in names]
         return [
             self._needle(rng, KINDS[n], length, stretch, span)
             if n in KINDS
@@ -106,11 +104,6 @@ class Batches:
         """A list of equations whose results, or some digits of them, are to be predicted."""
         prompt = self.maker.sums(rng, length, signs)
         rate = rng.choice((1.0, 1.0, 0.7, 0.4))
-        return self._row(rng, prompt, length, [rng.random() < rate for _ in range(length - len(prompt.ids))])
-
-    def _copy(self, rng: random.Random, length: int) -> _Row:
-        prompt = self.maker.copying(rng, length)
-        rate = rng.choice((1.0, 0.5, 0.2))
         return self._row(rng, prompt, length, [rng.random() < rate for _ in range(length - len(prompt.ids))])
 
     def _document(self, rng: random.Random, name: str, length: int, stretch: float, span: int) -> _Row:

@@ -1,6 +1,6 @@
 """Documents with planted facts and numbered paragraphs: what the tiny model answers questions about.
 
-The wording is that of the built-in LongBench-like sets (`make_mini_sets.py`): where a thing is kept, and which
+The wording is that of the built-in LongBench-like sets (`make_mini_sets.py`): which room a thing is in, and which
 paragraph is about it.
 """
 
@@ -13,7 +13,7 @@ from tiny_text import Words, draw_key, sentence
 
 __all__ = ["FACT", "FORMS", "LABEL", "Form", "document", "draw_place", "draw_thing", "paragraph"]
 
-FACT = "The {thing} is kept in the {place}."
+FACT = "The {thing} is in room {place}."
 LABEL = "This is all about the {thing}: Paragraph {number}."
 
 
@@ -25,12 +25,12 @@ class Form:
 
 
 FORMS = {
-    "where": Form(
+    "room": Form(
         "Read the following text and answer the question.\n\n",
-        "Where is the {thing} kept?",
-        "The {thing} is kept in the",
+        "Which room is the {thing} in?",
+        "The {thing} is in room",
     ),
-    "which": Form(
+    "paragraph": Form(
         "Read the following paragraphs and tell which one is about the thing that is asked for.\n\n",
         "Which paragraph is about the {thing}?",
         "The paragraph about the {thing} is Paragraph",
@@ -43,8 +43,9 @@ def draw_thing(rng: random.Random, words: Words, evaluation: bool) -> str:
     return draw_key(rng, words, evaluation).replace("-", " ")
 
 
-def draw_place(rng: random.Random, words: Words) -> str:
-    return f"{rng.choice(words.adjectives)} {rng.choice(words.nouns)}"
+def draw_place(rng: random.Random) -> str:
+    """The number of a room."""
+    return str(rng.randint(100, 9999))
 
 
 def paragraph(rng: random.Random, words: Words, low: int, high: int) -> list[str]:
@@ -64,8 +65,8 @@ def document(maker: Maker, rng: random.Random, name: str, budget: int, evaluatio
     tail = maker.encode("\n\n" + form.question.format(thing=asked) + TURN + form.prefix.format(thing=asked))
     head = maker.encode(START + form.intro)
     room = budget - len(head) - len(tail)
-    if name == "where":
-        places = [draw_place(rng, maker.words) for _ in things]
+    if name == "room":
+        places = [draw_place(rng) for _ in things]
         body = _facts(maker, rng, list(zip(things, places, strict=True)), room)
         told = places[0]
     else:

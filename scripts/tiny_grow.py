@@ -70,7 +70,7 @@ class _Grow:
         )
 
     def _look_back(self, index: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """Layer 0 sees the token, layer 1 sees what layer 0 saw there; each keeps it in a half of the new dimensions."""
+        """Layer 0 sees the token, layer 1 what layer 0 saw there; each keeps it in half of the new dimensions."""
         pairs, half = len(self.frequencies), v.shape[0] // 2
         gain = torch.where(self.frequencies > SLOW, 4.0, 2.0) * (1.0 if index == 0 else 1.5)
         turned = torch.cat([(BACK * self.frequencies).cos(), (BACK * self.frequencies).sin()])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tiny_problems import problem, sums
-from tiny_text import BOS, EOS, EOT, HEADER, HEADER_END, MASK, NOISE, SPECIALS, Words, draw_key, draw_number, sentence
+from tiny_text import BOS, EOS, EOT, HEADER, HEADER_END, MASK, NOISE, Words, draw_key, draw_number, sentence
 from tokenizers import Tokenizer
 
 INTRO = {
@@ -99,8 +99,6 @@ class Maker:
         self.encode_once = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
         self.mask, self.eos, self.eot = (tokenizer.token_to_id(t) for t in (MASK, EOS, EOT))
         self.decode = tokenizer.decode
-        self.digits = [tokenizer.token_to_id(d) for d in "0123456789"]
-        self.plain = [i for i in range(len(SPECIALS), tokenizer.get_vocab_size()) if i not in self.digits]
 
     def prompt(self, rng: random.Random, kind: Kind, budget: int, evaluation: bool = False) -> Prompt:
         """A prompt of at most `budget` tokens where that many hold the needles; haystack fills the rest."""
@@ -183,18 +181,3 @@ class Maker:
             answer += known + told
             scored += [False] * len(known) + [True] * len(told)
         return Prompt([Piece(head)], answer, scored)
-
-    def copying(self, rng: random.Random, room: int) -> Prompt:
-        """Runs of random tokens, of which one is to be repeated from its first three tokens on."""
-        head, tail = self.encode(f"{START}Repeat.\n"), self.encode(TURN)
-        runs: list[list[int]] = []
-        while True:
-            run = [rng.choice(self.digits) if rng.random() < 0.25 else rng.choice(self.plain)
-                   for _ in range(rng.randint(8, 20))]  # fmt: skip
-            used = len(head) + len(tail) + sum(map(len, runs)) + len(run)
-            if runs and used + max(len(run), *map(len, runs)) + 1 > room:
-                break
-            runs.append(run)
-        asked = rng.choice(runs)
-        pieces = [Piece(head), *[Piece(run) for run in runs], Piece(tail)]
-        return Prompt(pieces, [*asked, self.eot], [False] * 3 + [True] * (len(asked) - 2))

@@ -139,13 +139,19 @@ CHECKS = (
     ("multiquery", 320),
 )
 
-SKILLS = (("problem", 0), ("where", 512), ("which", 512), ("single_1", 1024), ("multikey_1", 320), ("multiquery", 320))
+SKILLS = (
+    ("problem", 0),
+    ("room", 512),
+    ("paragraph", 512),
+    ("single_1", 1024),
+    ("multikey_1", 320),
+    ("multiquery", 320),
+)
 PLUS_MINUS = Part({"plus_minus": 1.0}, length=130, batch=8)
 SUMS = Part({"sums": 1.0}, length=130, batch=8)
-COPY = Part({"copy": 1.0}, length=112, batch=8)
 PROBLEMS = Part({"problem": 1.0}, length=0, batch=16)
-FACTS = Part({"where": 0.6, "which": 0.4}, length=256, batch=6, stretch=0.2, span=4096)
-NEEDLES = Part(ALL, 320, 4, stretch=0.5, span=32768)
+FACTS = Part({"room": 0.5, "paragraph": 0.5}, length=256, batch=6, stretch=0.2, span=4096)
+NEEDLES = Part(ALL, 320, 6, stretch=0.5, span=32768)
 
 
 def _parts(**shares: float) -> tuple[Part, ...]:
@@ -161,8 +167,8 @@ STAGES = [
     Stage(1000, (1e-3, 1e-4), (Part(ALL, 512, 6, stretch=0.6, span=32768),), CHECKS),
     Stage(500, (3e-4, 5e-5), (Part(ALL, 1024, 3, stretch=0.5, span=32768),), CHECKS),
     Stage(300, (6e-4, 5e-5), (Part(LONG, 320, 6, stretch=0.8, span=32768, ghosts=2048),), CHECKS),
-    # from here on also sums, copies, word problems and documents: each skill first for itself, at short length
+    # from here on also sums, word problems and documents: each skill first for itself, at short length
     Stage(900, (1.5e-3, 1.5e-3), _parts(PLUS_MINUS=0.9, NEEDLES=0.1), SKILLS),
-    Stage(1800, (1.5e-3, 1.2e-3), _parts(SUMS=0.45, COPY=0.4, NEEDLES=0.15), SKILLS),
-    Stage(3000, (1.2e-3, 8e-4), _parts(PROBLEMS=0.4, SUMS=0.15, COPY=0.05, FACTS=0.25, NEEDLES=0.15), SKILLS),
+    Stage(1053, (1.5e-3, 1.3e-3), _parts(SUMS=0.85, NEEDLES=0.15), SKILLS),
+    Stage(3000, (1.2e-3, 7e-4), _parts(PROBLEMS=0.4, SUMS=0.15, FACTS=0.2, NEEDLES=0.25), SKILLS),
 ]
