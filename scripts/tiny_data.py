@@ -156,7 +156,7 @@ class Batches:
         """
         hay = [len(p.ids) for p in prompt.pieces if p.hay]
         if len(prompt.references) > 1:  # telling several needles apart by their order is hard enough nearby
-            stretch, span = stretch / 4, min(span, 4 * length)
+            stretch, span = stretch / 2, min(span, 8 * length)
         stretched = span > length and rng.random() < stretch
         total = math.exp(rng.uniform(math.log(length), math.log(span))) if stretched else float(length)
         gap = total - length

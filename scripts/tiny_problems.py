@@ -142,7 +142,8 @@ def sums(rng: random.Random, count: int, signs: str) -> list[tuple[str, str]]:
     """Bare equations with these signs, each as what is given and the result."""
     out = []
     while len(out) < count:
-        have = _number(rng, 2, LARGEST - 1)
+        # carries are what is hard: more long numbers than in the problems
+        have = rng.randint(11, LARGEST - 1) if rng.random() < 0.6 else _number(rng, 2, LARGEST - 1)
         sign, b, result = _operation(rng, have, signs)
         left, right = (b, have) if sign in "+*" and rng.random() < 0.5 else (have, b)
         given, _, told = _equation(left, sign, right, result).partition("=")
