@@ -11,7 +11,7 @@ from tiny_facts import document
 from tiny_prompts import KINDS, Kind, Maker, Prompt
 from torch import Tensor
 
-SUMS = {"plus_minus": "+-", "sums": "+-*/"}
+SUMS = {"plus_minus": {"+": 1, "-": 1}, "sums": {"+": 4, "-": 4, "*": 5, "/": 3}}
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Batches:
             rows.append(row)
         return rows
 
-    def _sums(self, rng: random.Random, length: int, signs: str) -> _Row:
+    def _sums(self, rng: random.Random, length: int, signs: dict[str, int]) -> _Row:
         """A list of equations whose results, or some digits of them, are to be predicted."""
         prompt = self.maker.sums(rng, length, signs)
         rate = rng.choice((1.0, 1.0, 0.7, 0.4))

@@ -53,20 +53,24 @@ def _number(rng: random.Random, low: int, high: int) -> int:
     return rng.randint(low, max(low, top))
 
 
-def _operation(rng: random.Random, have: int, signs: str = "+-*/") -> tuple[str, int, int]:
-    """A sign, its second operand and the result, for `have` things: all from 1 to 999."""
+def _operation(rng: random.Random, have: int, signs: dict[str, int] | None = None) -> tuple[str, int, int]:
+    """A sign, its second operand and the result, for `have` things: all from 1 to 999.
+
+    `signs`: their shares. Several times and equal parts are two to five.
+    """
+    signs = signs or {"+": 8, "-": 8, "*": 2, "/": 1}
     while True:
-        sign = rng.choices(signs, (8, 8, 3, 3)[: len(signs)])[0]
-        if sign == "+" and have < LARGEST:
-            b = _number(rng, 1, LARGEST - have)
+        sign = rng.choices(list(signs), list(signs.values()))[0]
+        if sign == "+" and have < LARGEST - 1:
+            b = _number(rng, 2, LARGEST - have)
             return sign, b, have + b
-        if sign == "-" and have > 2:
-            b = _number(rng, 1, have - 1)
+        if sign == "-" and have > 3:
+            b = _number(rng, 2, have - 1)
             return sign, b, have - b
-        if sign == "*" and have * 2 <= LARGEST:
-            b = rng.randint(2, min(9, LARGEST // have))
+        if sign == "*" and have <= LARGEST // 5:
+            b = rng.randint(2, 5)
             return sign, b, have * b
-        divisors = [b for b in range(2, 10) if have % b == 0 and have > b]
+        divisors = [b for b in range(2, 6) if have % b == 0 and b < have <= LARGEST // 5]
         if sign == "/" and divisors:
             b = rng.choice(divisors)
             return sign, b, have // b
@@ -84,7 +88,7 @@ def _chain(rng: random.Random) -> tuple[str, str]:
     """Something is had, and becomes more or less once to three times."""
     name, friend = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
-    have = _number(rng, 2, LARGEST - 1)
+    have = _number(rng, 4, LARGEST - 1)
     sentences, equations = [f"{name} has {have} {thing}."], []
     for _ in range(rng.randint(1, 3)):
         sign, b, result = _operation(rng, have)
@@ -100,9 +104,9 @@ def _together(rng: random.Random) -> tuple[str, str]:
     """Two have something, one more or less than the other."""
     name, friend = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
-    have = _number(rng, 2, 400)
+    have = _number(rng, 4, 400)
     more = rng.random() < 0.5
-    b = _number(rng, 1, 199 if more else have - 1)
+    b = _number(rng, 2, 199 if more else have - 1)
     other = have + b if more else have - b
     told = f"{name} has {have} {thing}. {friend} has {b} {'more' if more else 'fewer'} {thing} than {name}."
     equation = _equation(have, "+" if more else "-", b, other)
@@ -115,8 +119,8 @@ def _together(rng: random.Random) -> tuple[str, str]:
 def _prices(rng: random.Random) -> tuple[str, str]:
     """Several things at one price; in the longer form paid from a sum."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    count = rng.randint(2, 9)
-    price = _number(rng, 2, LARGEST // count)
+    count = rng.randint(2, 5)
+    price = _number(rng, 2, LARGEST // 5)
     paid = count * price
     told = f"{name} buys {count} {thing} for {price} dollars each."
     first = _equation(count, "*", price, paid)
@@ -133,17 +137,18 @@ _MAKERS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (_chain, _toge
 def problem(rng: random.Random, evaluation: bool) -> tuple[str, str]:
     """A question and its answer; all numbers are from 1 to 999."""
     while True:
-        question, answer = rng.choices(_MAKERS, (6, 2, 2))[0](rng)
+        question, answer = rng.choices(_MAKERS, (7, 2, 1))[0](rng)
         if held_out_problem(question) == evaluation:
             return question, answer
 
 
-def sums(rng: random.Random, count: int, signs: str) -> list[tuple[str, str]]:
-    """Bare equations with these signs, each as what is given and the result."""
+def sums(rng: random.Random, count: int, signs: dict[str, int]) -> list[tuple[str, str]]:
+    """Bare equations with signs in these shares, each as what is given and the result."""
     out = []
     while len(out) < count:
         # carries are what is hard: more long numbers than in the problems
-        have = rng.randint(11, LARGEST - 1) if rng.random() < 0.6 else _number(rng, 2, LARGEST - 1)
+        most = rng.choice((LARGEST - 1, LARGEST // 5))
+        have = rng.randint(11, most) if rng.random() < 0.6 else _number(rng, 2, most)
         sign, b, result = _operation(rng, have, signs)
         left, right = (b, have) if sign in "+*" and rng.random() < 0.5 else (have, b)
         given, _, told = _equation(left, sign, right, result).partition("=")

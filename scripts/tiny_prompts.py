@@ -169,7 +169,7 @@ class Maker:
         answer = [*self.encode_once(told), self.eot]
         return Prompt([Piece(ids)], answer, [True] * len(answer), ["#### " + told.rpartition("#### ")[2]])
 
-    def sums(self, rng: random.Random, room: int, signs: str) -> Prompt:
+    def sums(self, rng: random.Random, room: int, signs: dict[str, int]) -> Prompt:
         """Equations below each other, as many as `room` tokens hold; their results are scored."""
         head = self.encode(f"{START}Sums.{TURN}")
         answer: list[int] = []
