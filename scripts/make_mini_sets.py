@@ -20,7 +20,7 @@ from tiny_problems import problem
 from tiny_text import WORDS_DIR, Words, load_words
 
 PARAGRAPHS = 4
-SENTENCES = {"room": (3, 5), "paragraph": (4, 7)}
+SENTENCES = {"room": (2, 4), "paragraph": (1, 3)}
 """Of a paragraph, least and most."""
 
 
