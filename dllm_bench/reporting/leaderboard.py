@@ -33,18 +33,8 @@ _HIDDEN = (
 )
 _PARTS = ("tokenisation", "dense", "partial", "commit")
 _MEASURES = (
-    *(
-        "status",
-        "score",
-        "scores",
-        "scorer_version",
-        "useful_tokens",
-        "canvas_tokens",
-        "decode_seconds",
-        "nfe",
-        "dense_passes",
-        "row_layers",
-    ),
+    *("status", "score", "scores", "scorer_version"),
+    *("useful_tokens", "canvas_tokens", "decode_seconds", "nfe", "dense_passes", "row_layers"),
     *("first_commit_seconds", "first_block_seconds", "pass_seconds", "cache_bytes_peak", "memory_peak_bytes"),
     *("actual_ctx", "beyond_max_positions", "needle_depths", "cache_bytes_nominal", "shared_bytes", "shared_requests"),
     *("preparation_seconds", "preparation_row_layers", "probe_seconds", "probe_row_layers"),

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -70,7 +71,11 @@ _COLUMNS = (
 def _metric_columns(section: Section) -> list[_Column]:
     """A column per metric of a task that has several. Wide tables only: narrow ones tell them below."""
     names = sorted({name for cell in section.cells for entry in cell.entries for name in entry.metrics})
-    return [_Column(f"{name}\n%", lambda e, name=name: _scaled(e.metrics.get(name), 100), 1) for name in names]  # type: ignore[misc]
+    return [_Column(f"{name}\n%", partial(_metric, name), 1) for name in names]
+
+
+def _metric(name: str, entry: Entry) -> float | None:
+    return _scaled(entry.metrics.get(name), 100)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
