@@ -124,13 +124,17 @@ def _rows(store: Store, tasks: list[str] | tuple[()]) -> list[dict[str, Any]]:
 def _told(found: Rescored) -> list[str]:
     lines = []
     for (task, subset), made in found.outcomes.items():
-        line = f"{task}/{subset}: {made.rows} rows scored by version {made.version}, {made.changed} changed"
+        line = f"{task}/{subset}: {_count(made.rows)} scored by version {made.version}, {made.changed} changed"
         if made.changed and made.compared:
             before, after = (100 * total / made.compared for total in (made.before, made.after))
             line += f" (mean score {before:.2f} % before, {after:.2f} % now)"
         lines.append(line)
     if found.current:
-        lines.append(f"{found.current} rows have the current version's scores already (--all scores them again)")
+        lines.append(f"scored by the current version already: {_count(found.current)} (--all scores them again)")
     if found.unanswered:
-        lines.append(f"{found.unanswered} rows hold no answer")
-    return [*lines, *(f"{count} rows kept as they are: {why}" for why, count in found.kept.items())]
+        lines.append(f"without an answer: {_count(found.unanswered)}")
+    return [*lines, *(f"kept as it is: {_count(count)}, {why}" for why, count in found.kept.items())]
+
+
+def _count(rows: int) -> str:
+    return f"{rows} row{'' if rows == 1 else 's'}"
