@@ -294,7 +294,7 @@ def test_without_hub_and_files_the_ways_are_named(monkeypatch: pytest.MonkeyPatc
     for name in ("gsm8k", "gsm8k_cot"):
         with pytest.raises(UserError) as raised:
             task(name).size("main")
-        for word in ("openai/gsm8k", "hub", "data=DIR", "test.jsonl", "--subset mini"):
+        for word in ("openai/gsm8k", "hub", "--data DIR", "data=DIR", "test.jsonl", "--subset mini"):
             assert word in str(raised.value)
 
 

@@ -304,7 +304,7 @@ def _metrics(rows: Iterable[Row]) -> dict[str, float]:
     for row in rows:
         for name, value in json.loads(row["scores"] or "{}").items():
             values[name].append(value)
-    return {name: fmean(given) for name, given in values.items()} if len(values) > 1 else {}
+    return {name: fmean(given) for name, given in sorted(values.items())} if len(values) > 1 else {}
 
 
 def _known(rows: Iterable[Row], name: str) -> list[Any]:
