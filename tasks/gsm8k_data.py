@@ -95,7 +95,8 @@ def _from_hub(split: str) -> ProblemSet:
         raise UserError(
             f"the data set {HUB_DATASET} is neither on this machine nor can the hub be reached "
             f"({type(error).__name__}): go online once, or give the official files with --data DIR or --task-set "
-            "data=DIR (a folder with test.jsonl and train.jsonl); the built-in set needs neither: --task gsm8k --subset mini"
+            "data=DIR (a folder with test.jsonl and train.jsonl); the built-in set needs neither: --task gsm8k "
+            "--subset mini"
         ) from None
     return _checked(f"{HUB_DATASET} {split}", ((f"{HUB_DATASET} {split}, row {i}", row) for i, row in enumerate(rows)))
 
