@@ -13,6 +13,7 @@ from dllm_bench.commands.generate import generate
 from dllm_bench.commands.leaderboard import leaderboard
 from dllm_bench.commands.plot import plot
 from dllm_bench.commands.run import run
+from dllm_bench.commands.score import rescore, score
 from dllm_bench.commands.show import list_things, show
 from dllm_bench.errors import UserError
 
@@ -47,6 +48,8 @@ app.command("leaderboard")(leaderboard)
 app.command("plot")(plot)
 app.command("generate")(generate)
 app.command("fidelity")(fidelity)
+app.command("score")(score)
+app.command("rescore")(rescore)
 app.command("check")(check)
 app.command("list")(list_things)
 app.command("show")(show)
