@@ -218,7 +218,7 @@ def _caption(made: Sequence[Summary], highest: int) -> Iterator[str]:
         yield "kept: of what the filter could have read, in passes that read a selection"
     steps = [row["block_step"] for s in made for row in s.rows if row["block_step"] is not None]
     if steps and not any(steps):
-        yield "every block took one pass, so caches had next to nothing to answer: --tokens-per-pass 1 asks more of them"
+        yield "every block took one pass, so nothing was asked of a cache: --tokens-per-pass 1 makes more passes"
 
 
 def _percent(share: float | None) -> str:
