@@ -133,6 +133,8 @@ class DepthWeaveKv(Memory):
     def begin_pass(self, window: Window, refresh: bool) -> None:
         super().begin_pass(window, refresh)
         self._fresh_from = 0 if refresh else len(self._layers)
+        # a study may have read a layer since the last pass
+        self._scratch, self._here = [], None
         self._coded = False
         self._coder.begin_pass()
 
@@ -144,6 +146,8 @@ class DepthWeaveKv(Memory):
         super().end_pass()
         self._leave()
         self._scratch, self._here, self._asked = [], None, None
+        # from now on what was refreshed is read as it was coded
+        self._fresh_from = len(self._layers)
 
     def end(self) -> None:
         super().end()
