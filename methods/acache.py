@@ -139,7 +139,7 @@ class ACache(DualCache):
         canvas = request.canvas
         if not 0 <= start <= stop <= canvas.length:
             end = canvas.start if start < canvas.start else canvas.length
-            valid = f"affix_end is {end}" if start <= canvas.length else f"affix_start is {canvas.start}"
+            valid = f"affix_end is {end}" if start <= canvas.length else f"affix_start is {max(0, canvas.start - 1)}"
             raise UserError(f"acache: affix {start}:{stop} goes beyond the canvas: nearest valid {valid}")
         if start < canvas.stop and canvas.start < stop and start < stop:
             near = canvas.start if start < canvas.start else start
