@@ -254,6 +254,16 @@ def test_the_formats_hold_the_same_numbers() -> None:
     assert "| 512 | single | fast_dllm | 4 | 0 | 100.0 | 51–100 | 10.00 | 64.00 | 2.00× |" in table[3]
 
 
+def test_nominal_bytes_stand_beside_the_stored_ones_where_a_method_has_a_formula() -> None:
+    rows = rows_of(2, cache_bytes_peak=3_000_000)
+    assert "nominal" not in tables.to_markdown(leaderboard(rows)) + "\n".join(board(200, rows))
+    held = {"cache_bytes_peak": 2_000_000, "cache_bytes_nominal": 1_500_000.0}
+    coded = rows_of(2, method="squeezed", method_label="squeezed", **held)
+    assert "| cache MB | nominal MB |" in tables.to_markdown(leaderboard([*rows, *coded]))
+    (line,) = [line for line in board(200, [*rows, *coded]) if "squeezed" in line]
+    assert line.split()[-2:] == ["2.00", "1.50"]
+
+
 def test_the_caption_tells_the_decode_settings_that_rule() -> None:
     decode = {"gen_length": 64, "block_length": 32, "threshold": 0.9, "steps": 64, "eps": 1e-3, "temperature": 0.0}
     decode |= {"eos_stop": True, "remasking": "low_confidence", "factor": None, "confidence_dtype": "auto"}

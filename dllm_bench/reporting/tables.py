@@ -64,6 +64,7 @@ _COLUMNS = (
     _Column("samples\n/ prep.", lambda e: e.samples_per_preparation, 1),
     _Column("probe\ns", lambda e: e.probe_seconds, 1, most=3),
     _Column("cache\nMB", lambda e: _scaled(e.cache_bytes_peak, 1e-6), most=2),
+    _Column("nominal\nMB", lambda e: _scaled(e.cache_bytes_nominal, 1e-6), 2, most=2),
     _Column("memory\nMB", lambda e: _scaled(e.memory_peak_bytes, 1e-6), 5),
 )
 

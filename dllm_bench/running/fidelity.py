@@ -97,6 +97,7 @@ class FidelityRunner:
             truth,
             span=spans[0] if len(spans) == 1 else None,
             needles=sample.spans.get("needle", ()),
+            codec=self.model.codec if self.model.has_codec else None,
         )
 
     def _truth(self, spec: RunSpec, sample: Sample, decode: DecodeSettings) -> Run:
