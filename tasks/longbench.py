@@ -11,7 +11,7 @@ from dllm_bench.errors import UserError
 from dllm_bench.options import Options, option
 from dllm_bench.running.task import Answer, Codec, Sample, Task
 from dllm_bench.tasks.longbench_data import HUB_DATASET, Item, built_in, data_file, digest, from_file, from_hub
-from dllm_bench.tasks.longbench_mini import MINI, MiniSource, TooSmall
+from dllm_bench.tasks.longbench_mini import MINI, MiniSource
 from dllm_bench.tasks.longbench_scoring import best, bucket, first_line
 from dllm_bench.tasks.longbench_sets import EXTENDED, GROUPS, SETS, base_name
 from dllm_bench.tasks.middle_cut import TooShort, fitted
@@ -118,11 +118,10 @@ class LongBench(Task):
         made = self._mini if subset in MINI else self._official
         try:
             return made(Sample(self.name, subset, index, seed, (), item.answers, gen_length, ctx, meta=facts), item)
-        except (TooShort, TooSmall) as error:
-            least = error.minimum + (gen_length if isinstance(error, TooShort) else 0)
+        except TooShort as error:
             raise UserError(
-                f"longbench {subset}, item {index}: a context of {ctx} tokens would cut the question or the "
-                f"instruction; with a generation budget of {gen_length} the nearest valid is {least}"
+                f"longbench {subset}, item {index}: a context of {ctx} tokens does not hold its instruction and "
+                f"question; with a generation budget of {gen_length} the minimum is {error.minimum + gen_length}"
             ) from None
 
     @classmethod

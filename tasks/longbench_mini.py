@@ -17,24 +17,17 @@ from dllm_bench.running.task import Codec
 from dllm_bench.tasks.draft import locate
 from dllm_bench.tasks.fitting import fit
 from dllm_bench.tasks.longbench_data import Item
+from dllm_bench.tasks.middle_cut import TooShort
 from dllm_bench.tasks.pieces import answer_joint
 from dllm_bench.tasks.ruler_prompt import private_random
 
-__all__ = ["MINI", "MiniPrompt", "MiniSet", "MiniSource", "TooSmall"]
+__all__ = ["MINI", "MiniPrompt", "MiniSet", "MiniSource"]
 
 FILL = 0.98
 """Share of the context length that a filled prompt has to use, generation budget included."""
 
 _SEPARATOR = "\n\n"
 _NUMBERED = re.compile(r"This is all about the (?P<key>.+): Paragraph \d+\.$")
-
-
-class TooSmall(Exception):
-    """Not even the answering paragraph alone fits into the context length; `minimum` is the least one in tokens."""
-
-    def __init__(self, minimum: int) -> None:
-        super().__init__(minimum)
-        self.minimum = minimum
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,10 @@ class MiniSource:
         return self._prompt(item, item.context, sentence, place, len(paragraphs), False)
 
     def filled(self, index: int, *, ctx: int, gen_length: int, seed: int) -> MiniPrompt:
-        """Item `index` with 98 to 100 % of `ctx` tokens, generation budget included. Raises TooSmall."""
+        """Item `index` with 98 to 100 % of `ctx` tokens, generation budget included.
+
+        Raises TooShort where not even the answering paragraph alone fits.
+        """
         item = self._items[index]
         mix = _Mix(self._set, item, *self._fillers(item, (self._name, index, ctx, seed)))
 
@@ -138,7 +134,7 @@ class MiniSource:
             least=ceil(FILL * ctx) - gen_length,
         )
         if found is None:
-            raise TooSmall(own + gen_length)
+            raise TooShort(own)
         context, place = mix.context(*found)
         return self._prompt(item, context, self._set.sentence(item, place), place, found[0] + 1, bool(found[1]))
 

@@ -2,10 +2,11 @@
 
 Kept on purpose, since published numbers have them:
 
-- rouge is rouge-l of the package `rouge` 1.0.1: sentences are parted at ".", words are sets, letters keep their case, and
-  a perfect match is 0.999999995. It rebuilds the common words by recursion, so a pair of sentences of which
-  `words + words - common` comes near Python's limit of 1000 calls scores 0, as every other failure does. A Chinese text
-  has no ".", so it is one sentence. Each pair is scored on a stack of its own: the value does not depend on the caller.
+- rouge is rouge-l of the package `rouge` 1.0.1: sentences are parted at ".", words are sets, letters keep their case,
+  and a perfect match is 0.999999995. It rebuilds the common words by recursion, so a pair of sentences of which
+  `words + words - common` comes near Python's limit of 1000 calls scores 0, as every other failure does. A Chinese
+  text has no ".", so it is one sentence. Each pair is scored on a stack of its own, so that the value does not depend
+  on the caller; it does depend on the limit, which is to be Python's own.
 - code similarity is fuzzywuzzy without python-Levenshtein, that is difflib: from 200 characters on, frequent characters
   count as junk.
 - classes are taken from the list while it is walked through, so that the one behind a removed one is passed over.
@@ -29,7 +30,10 @@ from dllm_bench.errors import UserError
 __all__ = ["METRICS", "best", "bucket", "first_line"]
 
 # the characters that metrics.py takes out of Chinese words, beside those of string.punctuation
-_CJK_MARKS = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+_CJK_MARKS = (
+    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》"
+    "「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+)
 _ASCII_OUT = str.maketrans("", "", string.punctuation)
 _ALL_OUT = str.maketrans("", "", string.punctuation + _CJK_MARKS)
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -42,8 +46,8 @@ def first_line(prediction: str) -> str:
 
 
 def best(metric: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
-    """The best score over all references."""
-    return max(0.0, *(METRICS[metric](prediction, reference, classes) for reference in references))
+    """The best score over all references; 0 without any."""
+    return max((METRICS[metric](prediction, reference, classes) for reference in references), default=0.0)
 
 
 def bucket(length: int) -> str:

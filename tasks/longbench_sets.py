@@ -1,8 +1,8 @@
 """The 21 data sets of LongBench v1: prompts, budgets, metrics, and which of them go without a chat template.
 
-Source: `config/dataset2prompt.json`, `dataset2maxlen.json`, `pred.py` and `eval.py` of THUDM/LongBench. lm-eval 0.4.13 has
-the same wording but for triviaqa and samsum (one newline before the question), passage_count and passage_retrieval_en
-(no blank at the end), lcc and repobench-p (no newline at the end); here the official texts hold.
+Source: `config/dataset2prompt.json`, `dataset2maxlen.json`, `pred.py` and `eval.py` of THUDM/LongBench. lm-eval 0.4.13
+has the same wording but for triviaqa and samsum (one newline before the question), passage_count and
+passage_retrieval_en (no blank at the end), lcc and repobench-p (no newline at the end); here the official texts hold.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _LONGEST_LETTER = 4
 
 
 class TooShort(Exception):
-    """Not even a cut prompt fits: what stands around the context would be cut. `minimum` is the least prompt size."""
+    """What must not be cut does not fit; `minimum` is the least number of prompt ids that would hold it."""
 
     def __init__(self, minimum: int) -> None:
         super().__init__(minimum)

@@ -84,6 +84,8 @@ def _show_task(cls: type[Task]) -> None:
     typer.echo(f"{cls.name} (version {cls.version}): {cls.summary}")
     typer.echo(f"source   {cls.source}")
     typer.echo(f"subsets  {', '.join(cls.subsets)} (default {cls.default_subset})")
+    if cls.groups():
+        typer.echo(f"groups   {', '.join(cls.groups())}")
     _options(cls.options_class, "--task-set")
 
 
