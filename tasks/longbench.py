@@ -32,7 +32,7 @@ class LongBenchOptions(Options):
     )
 
     def check(self) -> None:
-        if self.data is not None and not Path(self.data).is_dir():
+        if self.data is not None and not Path(self.data).expanduser().is_dir():
             raise UserError(f"longbench option 'data': '{self.data}' is no folder")
 
 
@@ -62,7 +62,7 @@ class LongBench(Task):
         super().__init__(codec, options)
         if not isinstance(self.options, LongBenchOptions):
             raise TypeError("longbench takes LongBenchOptions")
-        self._folder = None if self.options.data is None else Path(self.options.data)
+        self._folder = None if self.options.data is None else Path(self.options.data).expanduser()
         self._items: dict[str, list[Item]] = {}
         self._digests: dict[str, str] = {}
         self._sources: dict[str, MiniSource] = {}

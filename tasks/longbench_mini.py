@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil
 
 from dllm_bench.errors import UserError
@@ -108,9 +108,10 @@ class MiniSource:
         paragraphs = item.context.split(_SEPARATOR)
         place = 1 + self._answering(item)
         sentence = self._set.sentence(item, place)
-        if sentence not in paragraphs[place - 1]:
-            raise UserError(f"{self._name} {item.id}: its answering paragraph is the {place}. and says otherwise")
-        return self._prompt(item, item.context, sentence, place, len(paragraphs), False)
+        if sentence not in paragraphs[place - 1] or self._references(item, place) != item.answers:
+            raise UserError(f"{self._name} {item.id}: its answering paragraph is number {place}, and it says otherwise")
+        ids = self._ids(item, item.context)
+        return MiniPrompt(ids, self._needle(item, item.context, sentence, ids), item.answers, place, len(paragraphs))
 
     def filled(self, index: int, *, ctx: int, gen_length: int, seed: int) -> MiniPrompt:
         """Item `index` with 98 to 100 % of `ctx` tokens, generation budget included.
@@ -120,14 +121,15 @@ class MiniSource:
         item = self._items[index]
         mix = _Mix(self._set, item, *self._fillers(item, (self._name, index, ctx, seed)))
 
-        def size(units: int, rest: str) -> int:
-            return len(self._ids(item, mix.context(units, rest)[0]))
+        @cache
+        def ids(units: int, rest: str) -> list[int]:
+            return self._ids(item, mix.context(units, rest)[0])
 
         limit = ctx - gen_length
-        own = size(0, "")
+        own = len(ids(0, ""))
         each = max(1, (len(self._ids(item, item.context)) - own) // max(1, item.context.count(_SEPARATOR)))
         found = fit(
-            size,
+            lambda units, rest: len(ids(units, rest)),
             lambda units, tokens: mix.unit(units, units + 2),
             guess=max(0, limit - own) // each,
             limit=limit,
@@ -136,17 +138,17 @@ class MiniSource:
         if found is None:
             raise TooShort(own)
         context, place = mix.context(*found)
-        return self._prompt(item, context, self._set.sentence(item, place), place, found[0] + 1, bool(found[1]))
+        needle = self._needle(item, context, self._set.sentence(item, place), ids(*found))
+        references = self._references(item, place)
+        return MiniPrompt(ids(*found), needle, references, place, found[0] + 1, bool(found[1]))
 
-    def _prompt(
-        self, item: Item, context: str, sentence: str, place: int, paragraphs: int, cut_unit: bool
-    ) -> MiniPrompt:
+    def _needle(self, item: Item, context: str, sentence: str, ids: Sequence[int]) -> tuple[int, int]:
         text, prefix = self._text(item, context), self._joint + item.answer_prefix
-        ids = self._ids(item, context)
         first = text.index(sentence)
-        [needle] = locate(self._codec, text, prefix, ids, [(first, first + len(sentence))])
-        references = (f"Paragraph {place}",) if self._set.numbered else item.answers
-        return MiniPrompt(ids, needle, references, place, paragraphs, cut_unit)
+        return locate(self._codec, text, prefix, ids, [(first, first + len(sentence))])[0]
+
+    def _references(self, item: Item, place: int) -> tuple[str, ...]:
+        return (f"Paragraph {place}",) if self._set.numbered else item.answers
 
     def _text(self, item: Item, context: str) -> str:
         before, after = self._set.prompt.split("{context}")

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
-from fakes import ToyCodec
+from fakes import ToyCodec, ToyGenerate, padded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longbench_data import CLASSES, mini_rows, row, write
 from ruler_codecs import BpeCodec, word_codec
 
+from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import ChoiceError, UserError
 from dllm_bench.options import make_options
+from dllm_bench.running.rows import answer_columns
 from dllm_bench.running.spec import Request, check
 from dllm_bench.running.task import TASKS, Answer, Sample
 from dllm_bench.tasks import longbench_data
@@ -137,6 +139,17 @@ def test_facts_for_rescoring(tmp_path: Path) -> None:
     answers = [Answer("Food\nDate", made.references, stored)]
     grades = [LongBench.grade("trec_e", answer) for answer in answers]
     assert LongBench.aggregate("trec_e", answers, grades) == {"score": 100.0, "0-4k": None, "4-8k": 100.0, "8k+": None}
+
+
+def test_samsums_answer_ends_at_a_newline_but_not_at_its_first_token(tmp_path: Path) -> None:
+    write(tmp_path, "samsum", [asked("samsum", answers=["Amy will come."])])
+    made = task(tmp_path)
+    one = sample(made, "samsum")
+    said = ToyGenerate(lambda index: padded("\n\nAmy will come.\nBob", 64))
+    decode = DecodeSettings.make({"gen_length": 64, "threshold": 0.9})
+    columns = answer_columns(made, one, said(None, made.codec.encode("say egg 0"), method="baseline", decode=decode))
+    assert (columns["text"], columns["stopped_by"]) == ("\n\nAmy will come.", "stop_string")
+    assert columns["score"] == pytest.approx(1, abs=1e-8)
 
 
 # the middle cut

@@ -129,17 +129,18 @@ def test_too_small(subset: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("subset", "fields", "message"),
     [
-        ({"input": "Where is it?"}, "the question 'Where is it\\?' is none of this set"),
-        ({"context": "Rain."}, "0 of its paragraphs answer"),
-        ({"answers": ["nowhere"]}, "0 of its paragraphs answer"),
+        ("mini_qa", {"input": "Where is it?"}, "the question 'Where is it\\?' is none of this set"),
+        ("mini_qa", {"context": "Rain."}, "0 of its paragraphs answer"),
+        ("mini_qa", {"answers": ["nowhere"]}, "0 of its paragraphs answer"),
+        ("mini_retrieval", {"answers": ["Paragraph 9"]}, "its answering paragraph is number [123], and it says other"),
     ],
 )
-def test_bad_items(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
-    write(tmp_path, "mini_qa", [{**mini_rows("mini_qa")[0], **fields}])
+def test_bad_items(subset: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, subset, [{**mini_rows(subset)[0], **fields}])
     with pytest.raises(UserError, match=message):
-        sample(task(tmp_path), "mini_qa")
+        sample(task(tmp_path), subset)
 
 
 def test_nothing_to_fill_with(tmp_path: Path) -> None:
