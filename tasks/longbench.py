@@ -132,8 +132,8 @@ class LongBench(Task):
             return {"score": best(MINI[subset].metric, answer.prediction, answer.references)}
         rules = SETS[base_name(subset)]
         classes = answer.facts.get("all_classes") or ()
-        if rules.metric == "classification" and not classes:
-            raise UserError(f"longbench {subset} is scored with the names of all classes: 'all_classes' is missing")
+        if rules.metric == "classification" and not (classes and isinstance(classes, list | tuple)):
+            raise UserError(f"longbench {subset} is scored with the names of all classes: 'all_classes' lists none")
         prediction = first_line(answer.prediction) if rules.first_line else answer.prediction
         return {"score": best(rules.metric, prediction, answer.references, classes)}
 
@@ -148,9 +148,12 @@ class LongBench(Task):
             return whole
         parts: dict[str, list[float]] = {name: [] for name in _BUCKETS}
         for answer, grade in zip(answers, grades, strict=True):
-            if answer.facts.get("length") is None:
-                raise UserError(f"longbench {subset} is scored by lengths: 'length' is missing")
-            parts[bucket(int(answer.facts["length"]))].append(grade["score"])
+            length = answer.facts.get("length")
+            if not isinstance(length, int | float):
+                raise UserError(
+                    f"longbench {subset} is scored by lengths: 'length' must be a number, got {length!r:.60}"
+                )
+            parts[bucket(length)].append(grade["score"])
         means = {name: round(100 * sum(part) / len(part), 2) if part else None for name, part in parts.items()}
         return {**whole, **means}
 

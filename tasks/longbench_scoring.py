@@ -50,7 +50,7 @@ def best(metric: str, prediction: str, references: Sequence[str], classes: Seque
     return max((METRICS[metric](prediction, reference, classes) for reference in references), default=0.0)
 
 
-def bucket(length: int) -> str:
+def bucket(length: float) -> str:
     """LongBench-E's name for a length in words (Chinese: characters)."""
     return "0-4k" if length < 4000 else "4-8k" if length < 8000 else "8k+"
 

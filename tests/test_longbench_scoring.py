@@ -68,10 +68,12 @@ def test_extended_sets_have_the_rules_of_their_plain_ones() -> None:
 
 
 def test_what_a_score_needs() -> None:
-    with pytest.raises(UserError, match="'all_classes' is missing"):
-        LongBench.grade("trec", Answer("Food", ("Food",)))
-    with pytest.raises(UserError, match="'length' is missing"):
-        LongBench.aggregate("lcc_e", [Answer("x", ("x",))], [{"score": 1.0}])
+    for facts in ({}, {"all_classes": None}, {"all_classes": "Food"}):
+        with pytest.raises(UserError, match="'all_classes' lists none"):
+            LongBench.grade("trec", Answer("Food", ("Food",), facts))
+    for facts in ({}, {"length": "4k"}):
+        with pytest.raises(UserError, match="'length' must be a number"):
+            LongBench.aggregate("lcc_e", [Answer("x", ("x",), facts)], [{"score": 1.0}])
     with pytest.raises(UserError, match="names no paragraph"):
         LongBench.grade("passage_retrieval_en", Answer("7", ("seven",)))
     with pytest.raises(ChoiceError, match="did you mean 'hotpotqa'"):
