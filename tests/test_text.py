@@ -81,6 +81,17 @@ def test_the_plain_template(bos: str, specials: list[str], tmp_path: Path) -> No
     assert made.wrap("one")[0] == made.token_id(bos) and made.wrap("one").count(made.wrap("one")[0]) == 1
 
 
+@pytest.mark.parametrize(
+    ("family", "bos", "specials"),
+    [("llada", "<|startoftext|>", LLADA_SPECIALS), ("dream", "<|beginoftext|>", DREAM_SPECIALS), ("llada", "", [])],
+)
+def test_without_the_template(family: str, bos: str, specials: list[str], tmp_path: Path) -> None:
+    made = codec(tmp_path, specials, family)
+    assert made.render(" one \n", "two", template=False) == bos + " one \ntwo"
+    ids = made.wrap(" one \n", "two", template=False)
+    assert ids == [*([made.token_id(bos)] if bos else []), *made.encode(" one \ntwo")]
+
+
 def test_plain_is_what_a_tokenizer_without_the_tokens_gets(tmp_path: Path) -> None:
     made = codec(tmp_path, [], "llada")
     assert made.template.name == "plain" and made.render("one") == "one"

@@ -107,6 +107,8 @@ def _show_task(cls: type[Task]) -> None:
     typer.echo(f"subsets  {', '.join(cls.subsets)} (default {cls.default_subset})")
     if len(cls.metrics) > 1:
         typer.echo(f"metrics  {', '.join(cls.metrics)} (the first is the score)")
+    if cls.groups():
+        typer.echo(f"groups   {', '.join(cls.groups())}")
     _options(cls.options_class, "--task-set")
 
 

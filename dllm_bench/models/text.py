@@ -89,18 +89,23 @@ class TextCodec:
         text: str = self.tokenizer.decode([i for i in ids if 0 <= i < 1 << 32], skip_special_tokens=True)
         return text
 
-    def render(self, user: str, answer_prefix: str = "") -> str:
-        """The exact prompt text."""
-        return self.template.render(user, answer_prefix)
+    def render(self, user: str, answer_prefix: str = "", *, template: bool = True) -> str:
+        """The exact prompt text; without `template` a BOS and both texts, blanks and all."""
+        return self.template.render(user, answer_prefix) if template else self._bare_bos + user + answer_prefix
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
         """Prompt ids: template around one user turn, then the answer prefix."""
-        return self.encode(self.render(user, answer_prefix))
+        return self.encode(self.render(user, answer_prefix, template=template))
 
     def token_id(self, token: str) -> int | None:
         """The id of a token, None where the tokenizer has none."""
         found: int | None = self.tokenizer.token_to_id(token) if token else None
         return found
+
+    @cached_property
+    def _bare_bos(self) -> str:
+        """The token that starts a bare prompt; empty where the tokenizer has none of them."""
+        return next((token for token in _PLAIN_BOS if self.token_id(token) is not None), "")
 
     @cached_property
     def delimiter_ids(self) -> frozenset[int]:

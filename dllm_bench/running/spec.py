@@ -163,12 +163,12 @@ def check(request: Request) -> Plan:
 
 
 def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
-    asked = _items(request.subsets) or [task.default_subset]
-    if "all" in asked and "all" not in task.subsets:
-        return task.subsets
-    for name in asked:
-        task.check_subset(name)
-    return tuple(asked)
+    groups, found = task.groups(), list[str]()
+    for name in _items(request.subsets) or [task.default_subset]:
+        if name not in groups:
+            task.check_subset(name)
+        found += groups.get(name, (name,))
+    return tuple(dict.fromkeys(found))
 
 
 def _ctxs(request: Request, task: type[Task]) -> tuple[int | None, ...]:
@@ -214,8 +214,6 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
     for method in plan.methods:
         for decode in decodes.values():
             method.build().check(decode)
-    data = task.data()
-    longest = model.max_positions if task.ctx == "optional" else None
     return [
         RunSpec(
             model=model.name,
@@ -231,9 +229,9 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
             task=plan.request.task,
             task_version=task.version,
             task_options=plan.task_options,
-            task_data=data,
+            task_data=task.data(subset),
             subset=subset,
-            ctx=longest if ctx is None else ctx,
+            ctx=task.default_ctx(subset, model.max_positions) if ctx is None else ctx,
             seed=plan.request.seed,
             device_type=model.device.partition(":")[0],
             package_version=package_version,

@@ -24,8 +24,11 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
-        """Final prompt ids: chat template around one user turn, then the answer prefix; BOS exactly once."""
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
+        """Final prompt ids: chat template around one user turn, then the answer prefix; BOS exactly once.
+
+        Without `template`: the BOS of a bare prompt where the model has one, then both texts as they are.
+        """
 
     def identity(self) -> str:
         """Hash of tokenizer and template: equal identities give equal ids."""
@@ -44,6 +47,7 @@ class Sample:
         spans: named half-open ranges of prompt positions: each needle's ("needle"), and what other samples hold too, id
             by id ("affix", one range): methods that share state between requests make it once.
         meta: facts for the row that the task documents (needle depths in percent, haystack, truncated, …).
+        lead: characters that an answer may begin with before a stop string counts.
     """
 
     task: str
@@ -57,6 +61,7 @@ class Sample:
     until: tuple[str, ...] = ()
     spans: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    lead: str = ""
 
     @property
     def actual_ctx(self) -> int:
@@ -130,7 +135,12 @@ class Task(ABC):
     def check_subset(cls, subset: str) -> None:
         """Raises ChoiceError (names the nearest valid one) for a subset that does not exist."""
         if subset not in cls.subsets:
-            raise choice(f"subset of task '{cls.name}'", subset, (*cls.subsets, "all"))
+            raise choice(f"subset of task '{cls.name}'", subset, (*cls.subsets, *cls.groups()))
+
+    @classmethod
+    def groups(cls) -> Mapping[str, tuple[str, ...]]:
+        """Names that stand for several subsets where a subset is asked for; "all" stands for all of them."""
+        return {"all": cls.subsets} if cls.subsets and "all" not in cls.subsets else {}
 
     def grades(self, sample: Sample, text: str) -> dict[str, float]:
         """Each metric of the answer text to a sample, in 0..1."""
@@ -144,6 +154,10 @@ class Task(ABC):
         """Number of samples; None where the task makes as many as asked for."""
         return None
 
+    def default_ctx(self, subset: str, longest: int) -> int | None:
+        """The context length in tokens where none was asked for; `longest` is the model's largest position."""
+        return longest if self.ctx == "optional" else None
+
     def fetch(self, subset: str) -> list[str]:
         """Fetches and checks the subset's data, so that runs need no network afterwards; says what, a line per source.
 
@@ -151,7 +165,7 @@ class Task(ABC):
         """
         return []
 
-    def data(self) -> str | None:
+    def data(self, subset: str) -> str | None:
         """Names the data that the options point to by a hash of its content; None where package and hub hold it all.
 
         It belongs to a row's key: an option that is the path of a file does not tell what is in the file.
@@ -167,5 +181,6 @@ TASKS: Registry[Task] = Registry(
         "ruler_niah": "dllm_bench.tasks.ruler:RulerNiah",
         "gsm8k": "dllm_bench.tasks.gsm8k:Gsm8k",
         "gsm8k_cot": "dllm_bench.tasks.gsm8k:Gsm8kCot",
+        "longbench": "dllm_bench.tasks.longbench:LongBench",
     },
 )
