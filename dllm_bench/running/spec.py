@@ -159,12 +159,14 @@ def check(request: Request) -> Plan:
     task = TASKS.get(name)
     request = replace(request, task=name, subsets=(*request.subsets, *([subset] if subset else ())))
     options = make_options(task.options_class, split_sets(request.task_sets), owner=f"task '{name}'")
-    return Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
+    plan = Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
+    task.check_request(plan.subsets, options)
+    return plan
 
 
 def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
     asked = _items(request.subsets) or [task.default_subset]
-    if "all" in asked and "all" not in task.subsets:
+    if "all" in asked and task.subsets and "all" not in task.subsets:
         return task.subsets
     for name in asked:
         task.check_subset(name)
@@ -214,7 +216,7 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
     for method in plan.methods:
         for decode in decodes.values():
             method.build().check(decode)
-    data = task.data()
+    data = {subset: task.data_of(subset) for subset in plan.subsets}
     longest = model.max_positions if task.ctx == "optional" else None
     return [
         RunSpec(
@@ -231,7 +233,7 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
             task=plan.request.task,
             task_version=task.version,
             task_options=plan.task_options,
-            task_data=data,
+            task_data=data[subset],
             subset=subset,
             ctx=longest if ctx is None else ctx,
             seed=plan.request.seed,

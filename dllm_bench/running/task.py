@@ -11,7 +11,7 @@ from dllm_bench.errors import choice
 from dllm_bench.options import Options
 from dllm_bench.registry import Registry
 
-__all__ = ["TASKS", "Answer", "Codec", "Sample", "Task"]
+__all__ = ["TASKS", "Answer", "Choices", "Codec", "Sample", "Task"]
 
 
 class Codec(Protocol):
@@ -31,6 +31,23 @@ class Codec(Protocol):
 
 
 @dataclass(frozen=True)
+class Choices:
+    """Given answers whose likelihoods are asked for, where no text is.
+
+    Attributes:
+        pairs: ids of the context and of the answer behind it, one pair per choice.
+        mc_num, batch, seed: of the estimate (see `dllm_bench.loglikelihood`).
+        greedy: also ask whether greedy decoding, one token per pass, gives each answer.
+    """
+
+    pairs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    mc_num: int = 128
+    batch: int = 32
+    seed: int = 0
+    greedy: bool = False
+
+
+@dataclass(frozen=True)
 class Sample:
     """One question, as final ids.
 
@@ -43,6 +60,8 @@ class Sample:
         spans: named half-open ranges of prompt positions: each needle's ("needle"), and what other samples hold too, id
             by id ("affix", one range): methods that share state between requests make it once.
         meta: facts for the row that the task documents (needle depths in percent, haystack, truncated, …).
+        choices: answers to be judged by their likelihood; the text that is graded is then a JSON list with a pair
+            [log-likelihood, greedy] for each.
     """
 
     task: str
@@ -56,6 +75,7 @@ class Sample:
     until: tuple[str, ...] = ()
     spans: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    choices: Choices | None = None
 
     @property
     def actual_ctx(self) -> int:
@@ -128,6 +148,10 @@ class Task(ABC):
         if subset not in cls.subsets:
             raise choice(f"subset of task '{cls.name}'", subset, (*cls.subsets, "all"))
 
+    @classmethod
+    def check_request(cls, subsets: Sequence[str], options: Options) -> None:
+        """Raises UserError where subsets and options do not fit together; for subsets that only the options tell of."""
+
     def grades(self, sample: Sample, text: str) -> dict[str, float]:
         """Each metric of the answer text to a sample, in 0..1."""
         return self.grade(sample.subset, Answer(text, sample.references, sample.meta))
@@ -154,10 +178,17 @@ class Task(ABC):
         """
         return None
 
+    def data_of(self, subset: str) -> str | None:
+        """The same for one subset, where it is not the same for all."""
+        return self.data()
+
 
 TASKS: Registry[Task] = Registry(
     "task",
     "dllm_bench.tasks",
     "dllm_bench.running.task:Task",
-    {"ruler_niah": "dllm_bench.tasks.ruler:RulerNiah"},
+    {
+        "ruler_niah": "dllm_bench.tasks.ruler:RulerNiah",
+        "lm_eval": "dllm_bench.tasks.lm_eval_source:LmEval",
+    },
 )
