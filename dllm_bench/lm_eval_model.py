@@ -23,7 +23,7 @@ from dllm_bench import __version__, api
 from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError, choice
 from dllm_bench.lm_eval_arguments import Arguments
-from dllm_bench.lm_eval_requests import NOT_INSTALLED, answer_pair, budget_of, chat_text, stops_of
+from dllm_bench.lm_eval_requests import NOT_INSTALLED, answer_pair, budget_of, chat_text, start_ids, stops_of
 from dllm_bench.running.choices import Judge
 from dllm_bench.running.rows import cut_at
 from dllm_bench.running.spec import decode_settings
@@ -71,7 +71,7 @@ class DllmBenchLM(LM):  # type: ignore[misc]  # lm-eval has no types
         """From model_args and lm-eval's own flags (batch_size, device), of which model_args count first."""
         flags = {name: value for name, value in (additional_config or {}).items() if value is not None}
         # lm-eval asks for its default GPU wherever no --device is given
-        if flags.get("device") == EvaluatorConfig.device and not torch.cuda.is_available():
+        if flags.get("device") == EvaluatorConfig().device and not torch.cuda.is_available():
             del flags["device"]
         return cls(**{**flags, **arg_dict})
 
@@ -114,7 +114,7 @@ class DllmBenchLM(LM):  # type: ignore[misc]  # lm-eval has no types
         self._tell_uncached()
 
         def answer(context: str, continuation: str, number: int) -> tuple[float, bool]:
-            pair = answer_pair(self.codec, self._eos, context, continuation)
+            pair = answer_pair(self.codec, context, continuation)
             asked = self.arguments.options.check_greedy
             return self._likelihood(*pair), asked and self._judge.greedy(*pair, self.arguments.method)[0]
 
@@ -128,7 +128,7 @@ class DllmBenchLM(LM):  # type: ignore[misc]  # lm-eval has no types
         def answer(text: str, number: int) -> float:
             windows = get_rolling_token_windows(
                 token_list=self.codec.encode(text),
-                prefix_token=(self.codec.bare("") or [self._eos])[0],
+                prefix_token=start_ids(self.codec)[0],
                 max_seq_len=self.model.max_positions - 1,
                 context_len=1,
             )
@@ -214,10 +214,6 @@ class DllmBenchLM(LM):  # type: ignore[misc]  # lm-eval has no types
             "check_greedy": self.arguments.options.check_greedy,
             **self._estimate,
         }
-
-    @property
-    def _eos(self) -> int:
-        return self.model.config.eos_ids[0]
 
     def _settings(self, budget: int) -> DecodeSettings:
         settings = decode_settings(self.arguments.decode, budget, self.model.decode_defaults, self.model.family)

@@ -14,13 +14,14 @@ from typing import Any
 from dllm_bench.errors import UserError
 from dllm_bench.models.text import TextCodec
 
-__all__ = ["NOT_INSTALLED", "answer_pair", "budget_of", "chat_text", "lm_eval_folder", "stops_of"]
+__all__ = ["NOT_INSTALLED", "answer_pair", "budget_of", "chat_text", "lm_eval_folder", "start_ids", "stops_of"]
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_BUDGET = 256
 # lm-eval's names for the same thing, the first one that is given counts
 _BUDGETS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 NOT_INSTALLED = "lm-eval is not installed: pip install 'dllm-bench[lm-eval]'"
+_END_OF_TEXT = "<|endoftext|>"
 _told: set[str] = set()
 
 
@@ -66,14 +67,24 @@ def stops_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(stop) for stop in until)
 
 
-def answer_pair(codec: TextCodec, eos_id: int, context: str, answer: str) -> tuple[list[int], list[int]]:
+def start_ids(codec: TextCodec) -> list[int]:
+    """What stands in front of a text without context: BOS, or the end-of-text token where there is none.
+
+    Raises UserError for a tokenizer that has neither.
+    """
+    end = codec.token_id(_END_OF_TEXT)
+    found = codec.bare("") or ([] if end is None else [end])
+    if not found:
+        raise UserError(f"this model's tokenizer has no token to begin a text with (no BOS, no {_END_OF_TEXT})")
+    return found
+
+
+def answer_pair(codec: TextCodec, context: str, answer: str) -> tuple[list[int], list[int]]:
     """Ids of a context and of the answer behind it, by lm-eval's rule: blanks at the end of the context count to the
-    answer, and both are encoded together. An empty context is BOS, or EOS where there is none."""
-    if not context:
-        return codec.bare("") or [eos_id], codec.encode(answer)
+    answer, and both are encoded together."""
     kept = context.rstrip()
     if not kept:
-        return codec.bare("") or [eos_id], codec.encode(context + answer)
+        return start_ids(codec), codec.encode(context + answer)
     ids = codec.bare(kept)
     return ids, codec.bare(context + answer)[len(ids) :]
 

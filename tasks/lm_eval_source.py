@@ -110,9 +110,7 @@ class LmEval(Task):
                 **shared, prompt_ids=ids, references=references, gen_length=gen_length, until=stops, meta=facts
             )
         if gen_length != 1:
-            raise UserError(
-                f"lm-eval task '{subset}' is judged by likelihoods: leave gen_length out (nearest valid: 1)"
-            )
+            raise UserError(f"lm-eval task '{subset}' is judged by likelihoods: leave --gen-length out")
         pairs = tuple((tuple(context), tuple(answer)) for context, answer in map(self._pair, requests))
         choices = Choices(pairs, self._options.mc_num, self._options.mc_batch, seed, live.asks_greedy)
         longest = max(max(len(answer) for _, answer in pairs), 1)
