@@ -152,7 +152,7 @@ class LmEval(Task):
         live = self._task(subset)
         return [f"lm-eval task {subset}: {len(live.docs)} documents"]
 
-    def data_of(self, subset: str) -> str | None:
+    def data(self, subset: str) -> str | None:
         """Versions of lm-eval and of the task, and the hash of its definition, questions and few-shot examples."""
         if subset not in self._identities:
             self._identities[subset] = self._task(subset).identity()

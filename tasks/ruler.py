@@ -188,7 +188,7 @@ class RulerNiah(Task):
         """Share of the hidden values that the answer names (NVIDIA's string_match_all, as a share)."""
         return {"score": string_match_all(answer.prediction, answer.references)}
 
-    def data(self) -> str | None:
+    def data(self, subset: str) -> str | None:
         """The user's own haystack: its name, the hash of its text, and how its sentences are found."""
         if self._haystack in (None, HUB):
             return None

@@ -171,16 +171,12 @@ class Task(ABC):
         """
         return []
 
-    def data(self) -> str | None:
+    def data(self, subset: str) -> str | None:
         """Names the data that the options point to by a hash of its content; None where package and hub hold it all.
 
         It belongs to a row's key: an option that is the path of a file does not tell what is in the file.
         """
         return None
-
-    def data_of(self, subset: str) -> str | None:
-        """The same for one subset, where it is not the same for all."""
-        return self.data()
 
 
 TASKS: Registry[Task] = Registry(
