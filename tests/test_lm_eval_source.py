@@ -252,3 +252,11 @@ def test_requests_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     assert (budget_of({}), budget_of({"max_gen_toks": 3, "max_tokens": 5})) == (256, 3)
     with pytest.raises(UserError, match="max_gen_toks"):
         budget_of({"max_gen_toks": 0})
+
+
+def test_fidelity_needs_a_trajectory(
+    lm_eval_tasks: Path, tmp_path: Path, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ["--task-set", f"include_path={lm_eval_tasks}", "--out", str(tmp_path / "runs")]
+    assert call("fidelity", "--task", "lm_eval:colours", "--method", "fast_dllm", *path) == 2
+    assert "no trajectory to compare" in capsys.readouterr().err and not (tmp_path / "runs").exists()
