@@ -163,6 +163,7 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
     """Loads the model and computes all cells."""
     import dllm_bench
     from dllm_bench.commands.progress import RunProgress
+    from dllm_bench.running.choices import Judge
     from dllm_bench.running.environment import Environment
     from dllm_bench.running.runner import Runner
 
@@ -172,7 +173,8 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
         if short:
             progress.warn(short)
         environment = Environment.capture(model.device)
-        runner = Runner(model, task, store, dllm_bench.generate, environment, progress, dllm_bench.prepare)
+        judge = Judge(model, dllm_bench.loglikelihood, dllm_bench.generate)
+        runner = Runner(model, task, store, dllm_bench.generate, environment, progress, dllm_bench.prepare, judge)
         runner.run(cells, fresh=fresh)
     store.compact()
     return cells

@@ -104,7 +104,8 @@ def _show_method(cls: type[Part]) -> None:
 def _show_task(cls: type[Task]) -> None:
     typer.echo(f"{cls.name} (version {cls.version}): {cls.summary}")
     typer.echo(f"source   {cls.source}")
-    typer.echo(f"subsets  {', '.join(cls.subsets)} (default {cls.default_subset})")
+    named = f"{', '.join(cls.subsets)} (default {cls.default_subset})"
+    typer.echo(f"subsets  {named if cls.subsets else 'names of its source, checked when asked for'}")
     if len(cls.metrics) > 1:
         typer.echo(f"metrics  {', '.join(cls.metrics)} (the first is the score)")
     if cls.groups():

@@ -159,7 +159,9 @@ def check(request: Request) -> Plan:
     task = TASKS.get(name)
     request = replace(request, task=name, subsets=(*request.subsets, *([subset] if subset else ())))
     options = make_options(task.options_class, split_sets(request.task_sets), owner=f"task '{name}'")
-    return Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
+    plan = Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
+    task.check_request(plan.subsets, options)
+    return plan
 
 
 def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
@@ -188,7 +190,8 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
     """Settings from what was given, then the model's card, the task's budget in tokens, and the defaults.
 
     The card may name a smaller budget than the task's; without another commit rule the threshold is 0.9, in blocks
-    of 32. Raises UserError for settings that do not fit together.
+    of 32, or of the longest shorter length that divides the budget. Raises UserError for settings that do not fit
+    together.
     """
     values: dict[str, Any] = {"block_length": _DEFAULT_BLOCK, **card}
     values["gen_length"] = min(budget, int(card.get("gen_length", budget)))
@@ -200,7 +203,8 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
         values["threshold"] = _DEFAULT_THRESHOLD
     values.update({name: value for name, value in given.items() if value is not None})
     if given.get("block_length") is None:
-        values["block_length"] = min(int(values["block_length"]), int(values["gen_length"]))
+        length, most = int(values["gen_length"]), int(values["block_length"])
+        values["block_length"] = max(d for d in range(1, min(length, most) + 1) if length % d == 0) if length > 0 else 1
     return DecodeSettings.make(values, family)
 
 

@@ -12,7 +12,7 @@ from dllm_bench.errors import choice
 from dllm_bench.options import Options
 from dllm_bench.registry import Registry
 
-__all__ = ["TASKS", "Answer", "Codec", "Sample", "Task"]
+__all__ = ["TASKS", "Answer", "Choices", "Codec", "Sample", "Task"]
 
 
 class Codec(Protocol):
@@ -35,6 +35,23 @@ class Codec(Protocol):
 
 
 @dataclass(frozen=True)
+class Choices:
+    """Given answers whose likelihoods are asked for, where no text is.
+
+    Attributes:
+        pairs: ids of the context and of the answer behind it, one pair per choice.
+        mc_num, batch, seed: of the estimate (see `dllm_bench.loglikelihood`).
+        greedy: also ask whether greedy decoding, one token per pass, gives each answer.
+    """
+
+    pairs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    mc_num: int = 128
+    batch: int = 32
+    seed: int = 0
+    greedy: bool = False
+
+
+@dataclass(frozen=True)
 class Sample:
     """One question, as final ids.
 
@@ -48,6 +65,8 @@ class Sample:
             by id ("affix", one range): methods that share state between requests make it once.
         meta: facts for the row that the task documents (needle depths in percent, haystack, truncated, …).
         lead: characters that an answer may begin with before a stop string counts.
+        choices: answers to be judged by their likelihood; the text that is graded is then a JSON list with a pair
+            [log-likelihood, greedy] for each.
     """
 
     task: str
@@ -62,6 +81,7 @@ class Sample:
     spans: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
     lead: str = ""
+    choices: Choices | None = None
 
     @property
     def actual_ctx(self) -> int:
@@ -142,6 +162,10 @@ class Task(ABC):
         """Names that stand for several subsets where a subset is asked for; "all" stands for all of them."""
         return {"all": cls.subsets} if cls.subsets and "all" not in cls.subsets else {}
 
+    @classmethod
+    def check_request(cls, subsets: Sequence[str], options: Options) -> None:
+        """Raises UserError where subsets and options do not fit together; for subsets that only the options tell of."""
+
     def grades(self, sample: Sample, text: str) -> dict[str, float]:
         """Each metric of the answer text to a sample, in 0..1."""
         return self.grade(sample.subset, Answer(text, sample.references, sample.meta))
@@ -182,5 +206,6 @@ TASKS: Registry[Task] = Registry(
         "gsm8k": "dllm_bench.tasks.gsm8k:Gsm8k",
         "gsm8k_cot": "dllm_bench.tasks.gsm8k:Gsm8kCot",
         "longbench": "dllm_bench.tasks.longbench:LongBench",
+        "lm_eval": "dllm_bench.tasks.lm_eval_source:LmEval",
     },
 )
