@@ -1,14 +1,16 @@
-"""One prompt with needles in a haystack, for any length of the haystack: as text, as ids, and where the needles are."""
+"""One prompt for any length of its context: as text, as ids, and where the needles are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dllm_bench.running.task import Codec
 from dllm_bench.tasks.pieces import Pieces, UnitStream, common_prefix, common_suffix
 
-__all__ = ["Draft", "Frame", "Inseparable", "Prompt", "locate"]
+__all__ = ["Draft", "Frame", "Inseparable", "Prompt", "Whole", "locate"]
 
 
 class Inseparable(Exception):
@@ -17,12 +19,13 @@ class Inseparable(Exception):
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the haystack. `head` ends with a newline; `separator` stands between two units."""
+    """What stands around the context; `separator` stands between two units. The `head` of a haystack that is put
+    together from pieces ends with a newline."""
 
     head: str
     question: str
     answer_prefix: str
-    separator: str
+    separator: str = " "
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,58 @@ class _Item:
         return not self.text
 
 
-class Draft:
-    """A sample whose haystack is still to be sized: the first n units, then perhaps a part of one more unit.
+class Whole(ABC):
+    """A sample whose context is still to be sized: the first n units, then perhaps something smaller (`rest`).
+
+    Its ids are those of one encoding of the whole text.
+    """
+
+    def __init__(self, codec: Codec, frame: Frame) -> None:
+        self._codec, self._frame = codec, frame
+        self._encoded: dict[tuple[int, str], list[int]] = {}
+
+    @abstractmethod
+    def text(self, n: int, rest: str = "") -> tuple[str, list[tuple[int, int]]]:
+        """The user's text, and the range of characters of each needle."""
+
+    @abstractmethod
+    def facts(self, n: int, rest: str) -> dict[str, Any]:
+        """What the sample's meta says of its size."""
+
+    @abstractmethod
+    def guess(self, tokens: int) -> int:
+        """About how many units fit into a prompt of so many tokens."""
+
+    @abstractmethod
+    def spare(self, n: int, tokens: int) -> str:
+        """Text for the place behind n units, to be cut to at most so many tokens."""
+
+    def encode(self, n: int, rest: str = "") -> list[int]:
+        """Final ids by one encoding of the whole text."""
+        if (n, rest) not in self._encoded:
+            self._encoded[n, rest] = self._codec.wrap(self.text(n, rest)[0], self._frame.answer_prefix)
+        return self._encoded[n, rest]
+
+    def prompt(self, n: int, rest: str = "") -> Prompt:
+        """The prompt by one encoding of the whole text, its ranges found with encodings of the text's parts."""
+        text, ranges = self.text(n, rest)
+        ids = self.encode(n, rest)
+        context = (len(self._frame.head), len(text) - len(self._frame.question))
+        spans = locate(self._codec, text, self._frame.answer_prefix, ids, [*ranges, context])
+        return Prompt(ids, tuple(spans[:-1]), spans[-1])
+
+    def by_slope(self, tokens: int, trial: int) -> int:
+        """A guess from the sizes of the prompts with no unit and with `trial` units."""
+        empty = len(self.encode(0))
+        each = max(1.0, (len(self.encode(trial)) - empty) / trial)
+        return max(0, int((tokens - empty) / each))
+
+
+class Draft(Whole):
+    """A haystack of units with needles: the first n units, then perhaps a part of one more unit.
 
     Needle i stands before unit int(places[i] * n); a cut unit is always the last, so no needle follows a broken one.
+    Where units must be whole, `spare` gives text for so many tokens instead of it.
     """
 
     def __init__(
@@ -62,12 +113,14 @@ class Draft:
         stream: UnitStream,
         needles: Sequence[str],
         places: Sequence[float],
+        spare: Callable[[int], str] | None = None,
     ) -> None:
-        self._codec, self._pieces, self._frame, self._stream = codec, pieces, frame, stream
+        super().__init__(codec, frame)
+        self._pieces, self._stream = pieces, stream
         self._needles, self._places = needles, places
+        self._spare = spare
         self._edges = pieces.edges(frame.head, frame.question, frame.answer_prefix)
         self._assembled: dict[tuple[int, str], Prompt] = {}
-        self._encoded: dict[tuple[int, str], list[int]] = {}
 
     def unit(self, k: int) -> str:
         """Text of unit k without its separator."""
@@ -87,11 +140,13 @@ class Draft:
             at += len(part) + 1
         return f"{self._frame.head}{self._frame.separator.join(parts)}\n{self._frame.question}", ranges
 
-    def encode(self, n: int, rest: str = "") -> list[int]:
-        """Final ids by one encoding of the whole text."""
-        if (n, rest) not in self._encoded:
-            self._encoded[n, rest] = self._codec.wrap(self.text(n, rest)[0], self._frame.answer_prefix)
-        return self._encoded[n, rest]
+    def facts(self, n: int, rest: str) -> dict[str, Any]:
+        """haystack_units (sentences or lines) and cut_unit (whether a part of one more was needed)."""
+        return {"haystack_units": n, "cut_unit": bool(rest)}
+
+    def spare(self, n: int, tokens: int) -> str:
+        """The next unit, or what was given to fill the place of a unit that must not be cut."""
+        return self._spare(tokens) if self._spare else self.unit(n)
 
     def guess(self, tokens: int) -> int:
         """About how many units fit into a prompt of so many tokens."""
@@ -107,14 +162,6 @@ class Draft:
         if (n, rest) not in self._assembled:
             self._assembled[n, rest] = self._assemble(n, rest)
         return self._assembled[n, rest]
-
-    def prompt(self, n: int, rest: str = "") -> Prompt:
-        """The prompt by one encoding of the whole text, its ranges found with encodings of the text's parts."""
-        text, ranges = self.text(n, rest)
-        ids = self.encode(n, rest)
-        context = (len(self._frame.head), len(text) - len(self._frame.question))
-        spans = locate(self._codec, text, self._frame.answer_prefix, ids, [*ranges, context])
-        return Prompt(ids, tuple(spans[:-1]), spans[-1])
 
     def _layout(self, n: int, rest: str) -> list[_Item]:
         items: list[_Item] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["fit"]
+__all__ = ["fit", "fit_units"]
 
 
 def fit(
@@ -22,7 +22,7 @@ def fit(
     Returns:
         None where not even an empty haystack fits.
     """
-    n = _units(lambda count: size(count, ""), guess, limit, close=(limit - least) // 4)
+    n = fit_units(lambda count: size(count, ""), guess=guess, limit=limit, close=(limit - least) // 4)
     reached = size(n, "")
     if reached > limit:
         return None
@@ -31,8 +31,8 @@ def fit(
     return n, _part(lambda text: size(n, text), spare(n, limit - reached), limit, least)
 
 
-def _units(size: Callable[[int], int], guess: int, limit: int, close: int) -> int:
-    """Largest n with size(n) <= limit, or one that comes close; 0 where none fits.
+def fit_units(size: Callable[[int], int], *, guess: int, limit: int, close: int) -> int:
+    """Largest n with size(n) <= limit, or one that comes as close as `close` tokens; 0 where none fits.
 
     Interpolates inside a bracket that shrinks with each try, so it ends even where sizes do not grow steadily.
     """

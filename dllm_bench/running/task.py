@@ -159,5 +159,10 @@ TASKS: Registry[Task] = Registry(
     "task",
     "dllm_bench.tasks",
     "dllm_bench.running.task:Task",
-    {"ruler_niah": "dllm_bench.tasks.ruler:RulerNiah"},
+    {
+        "ruler_niah": "dllm_bench.tasks.ruler:RulerNiah",
+        "ruler_vt": "dllm_bench.tasks.ruler_vt:RulerVt",
+        "ruler_cwe": "dllm_bench.tasks.ruler_cwe:RulerCwe",
+        "ruler_fwe": "dllm_bench.tasks.ruler_fwe:RulerFwe",
+    },
 )
