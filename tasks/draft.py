@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dllm_bench.running.task import Codec
+from dllm_bench.tasks.fitting import Asked, fit, fit_units
 from dllm_bench.tasks.pieces import Pieces, UnitStream, common_prefix, common_suffix
 
 __all__ = ["Draft", "Frame", "Inseparable", "Prompt", "Whole", "locate"]
@@ -55,7 +56,12 @@ class Whole(ABC):
     """A sample whose context is still to be sized: the first n units, then perhaps something smaller (`rest`).
 
     Its ids are those of one encoding of the whole text.
+
+    Attributes:
+        trial: units from whose tokens the search for a size begins.
     """
+
+    trial: ClassVar[int] = 64
 
     def __init__(self, codec: Codec, frame: Frame) -> None:
         self._codec, self._frame = codec, frame
@@ -70,12 +76,8 @@ class Whole(ABC):
         """What the sample's meta says of its size."""
 
     @abstractmethod
-    def guess(self, tokens: int) -> int:
-        """About how many units fit into a prompt of so many tokens."""
-
-    @abstractmethod
-    def spare(self, n: int, tokens: int) -> str:
-        """Text for the place behind n units, to be cut to at most so many tokens."""
+    def fitted(self, asked: Asked) -> tuple[int, str] | None:
+        """The size with which the sample fills its length; None where it does not fit at all."""
 
     def encode(self, n: int, rest: str = "") -> list[int]:
         """Final ids by one encoding of the whole text."""
@@ -91,11 +93,17 @@ class Whole(ABC):
         spans = locate(self._codec, text, self._frame.answer_prefix, ids, [*ranges, context])
         return Prompt(ids, tuple(spans[:-1]), spans[-1])
 
-    def by_slope(self, tokens: int, trial: int) -> int:
-        """A guess from the sizes of the prompts with no unit and with `trial` units."""
+    def whole_units(self, asked: Asked) -> int | None:
+        """As many units as fit, or nearly as many; None where not even a prompt without units fits."""
         empty = len(self.encode(0))
-        each = max(1.0, (len(self.encode(trial)) - empty) / trial)
-        return max(0, int((tokens - empty) / each))
+        each = max(1.0, (len(self.encode(self.trial)) - empty) / self.trial)
+        n = fit_units(
+            lambda count: len(self.encode(count)),
+            guess=int((asked.limit - empty) / each),
+            limit=asked.limit,
+            close=(asked.limit - asked.least) // 4,
+        )
+        return n if len(self.encode(n)) <= asked.limit else None
 
 
 class Draft(Whole):
@@ -144,9 +152,16 @@ class Draft(Whole):
         """haystack_units (sentences or lines) and cut_unit (whether a part of one more was needed)."""
         return {"haystack_units": n, "cut_unit": bool(rest)}
 
-    def spare(self, n: int, tokens: int) -> str:
-        """The next unit, or what was given to fill the place of a unit that must not be cut."""
-        return self._spare(tokens) if self._spare else self.unit(n)
+    def fitted(self, asked: Asked, *, pieces: bool = False) -> tuple[int, str] | None:
+        """The size (see `fit`), by encoding the whole text for each try or by pieces; these may raise Inseparable."""
+
+        def size(n: int, rest: str) -> int:
+            return len(self.assemble(n, rest).ids if pieces else self.encode(n, rest))
+
+        def spare(n: int, tokens: int) -> str:
+            return self._spare(tokens) if self._spare else self.unit(n)
+
+        return fit(size, spare, guess=self.guess(asked.limit), limit=asked.limit, least=asked.least)
 
     def guess(self, tokens: int) -> int:
         """About how many units fit into a prompt of so many tokens."""

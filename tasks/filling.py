@@ -1,49 +1,17 @@
-"""Filling a context length to the token: template, answer prefix and generation budget counted."""
+"""Filling haystacks that are put together from pieces, where a codec allows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import ceil
 
-from dllm_bench.tasks.draft import Draft, Inseparable, Prompt, Whole
-from dllm_bench.tasks.fitting import fit
+from dllm_bench.tasks.draft import Draft, Inseparable, Prompt
+from dllm_bench.tasks.fitting import Asked
 
-__all__ = ["FILL", "Asked", "Filler", "fill_whole"]
-
-FILL = 0.98
-"""Share of the context length that a sample has to fill: prompt ids and generation budget."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The sample that is asked for."""
-
-    subset: str
-    index: int
-    ctx: int
-    gen_length: int
-    seed: int
-
-    @property
-    def limit(self) -> int:
-        """Most ids that a prompt may have."""
-        return self.ctx - self.gen_length
-
-    @property
-    def least(self) -> int:
-        """Fewest ids that a prompt should have."""
-        return ceil(FILL * self.ctx) - self.gen_length
-
-
-def fill_whole(draft: Whole, asked: Asked) -> tuple[Prompt, tuple[int, str]] | None:
-    """The prompt and its size (see `fit`), by encoding the whole text for each try; None where nothing fits."""
-    size = _fit(draft, asked, lambda n, rest: len(draft.encode(n, rest)))
-    return (draft.prompt(*size), size) if size else None
+__all__ = ["Filler"]
 
 
 class Filler:
-    """Fills haystacks that are put together from pieces, where the codec allows it.
+    """Fits drafts of one codec to the token.
 
     Attributes:
         sound: for each (subset, ctx, gen_length) whether a prompt of this size has the ids of its pieces.
@@ -68,7 +36,7 @@ class Filler:
         longest = drafts[0] if len(drafts) == 1 else max(drafts, key=lambda draft: len(draft.encode(0)))
         if probe is None or self._is_sound(asked, probe):
             try:
-                size = _fit_pieces(longest, asked)
+                size = longest.fitted(asked, pieces=True)
                 if size is None:
                     return None
                 prompts = [draft.assemble(*size) for draft in drafts]
@@ -78,7 +46,7 @@ class Filler:
                     return prompts, size
             except Inseparable:
                 pass
-        size = _fit(longest, asked, lambda n, rest: len(longest.encode(n, rest)))
+        size = longest.fitted(asked)
         return ([draft.prompt(*size) for draft in drafts], size) if size else None
 
     def _is_sound(self, asked: Asked, probe: Callable[[], Draft]) -> bool:
@@ -86,16 +54,8 @@ class Filler:
         if key not in self.sound:
             draft = probe()
             try:
-                size = _fit_pieces(draft, asked) or (0, "")
+                size = draft.fitted(asked, pieces=True) or (0, "")
                 self.sound[key] = list(draft.assemble(*size).ids) == draft.encode(*size)
             except Inseparable:
                 self.sound[key] = False
         return self.sound[key]
-
-
-def _fit_pieces(draft: Draft, asked: Asked) -> tuple[int, str] | None:
-    return _fit(draft, asked, lambda n, rest: len(draft.assemble(n, rest).ids))
-
-
-def _fit(draft: Whole, asked: Asked, size: Callable[[int, str], int]) -> tuple[int, str] | None:
-    return fit(size, draft.spare, guess=draft.guess(asked.limit), limit=asked.limit, least=asked.least)

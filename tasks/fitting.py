@@ -3,8 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
 
-__all__ = ["fit", "fit_units"]
+__all__ = ["FILL", "Asked", "fit", "fit_part", "fit_units"]
+
+FILL = 0.98
+"""Share of the context length that a sample has to fill: prompt ids and generation budget."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The sample that is asked for."""
+
+    subset: str
+    index: int
+    ctx: int
+    gen_length: int
+    seed: int
+
+    @property
+    def limit(self) -> int:
+        """Most ids that a prompt may have."""
+        return self.ctx - self.gen_length
+
+    @property
+    def least(self) -> int:
+        """Fewest ids that a prompt should have."""
+        return ceil(FILL * self.ctx) - self.gen_length
 
 
 def fit(
@@ -28,7 +54,7 @@ def fit(
         return None
     if reached >= least:
         return n, ""
-    return n, _part(lambda text: size(n, text), spare(n, limit - reached), limit, least)
+    return n, fit_part(lambda text: size(n, text), spare(n, limit - reached), limit, least)
 
 
 def fit_units(size: Callable[[int], int], *, guess: int, limit: int, close: int) -> int:
@@ -61,7 +87,11 @@ def fit_units(size: Callable[[int], int], *, guess: int, limit: int, close: int)
             n = min(n, over - 1)
 
 
-def _part(size: Callable[[str], int], text: str, limit: int, least: int) -> str:
+def fit_part(size: Callable[[str], int], text: str, limit: int, least: int) -> str:
+    """The longest beginning of a text with size <= limit, cut between words; inside a word where that is below `least`.
+
+    The empty text has to fit.
+    """
     words = text.split(" ")
     count = _largest(len(words), lambda k: size(" ".join(words[:k])) <= limit)
     part = " ".join(words[:count])

@@ -18,7 +18,8 @@ from dllm_bench.options import Options, option
 from dllm_bench.running.task import Codec, Sample
 from dllm_bench.tasks.draft import Draft, Frame, Prompt, locate
 from dllm_bench.tasks.draws import private_random
-from dllm_bench.tasks.filling import FILL, Asked, Filler
+from dllm_bench.tasks.filling import Filler
+from dllm_bench.tasks.fitting import FILL, Asked
 from dllm_bench.tasks.pieces import Pieces, UnitStream, common_prefix
 from dllm_bench.tasks.ruler_compat import LmEvalRun, LmEvalSample, LmEvalSource, sample_stream
 from dllm_bench.tasks.ruler_prompt import (

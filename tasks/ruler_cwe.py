@@ -14,17 +14,15 @@ from typing import Any, ClassVar
 from dllm_bench.errors import UserError
 from dllm_bench.options import Options, option
 from dllm_bench.running.task import Codec
-from dllm_bench.tasks.draft import Frame, Prompt, Whole
+from dllm_bench.tasks.draft import Frame, Whole
 from dllm_bench.tasks.draws import below, permuted, private_random, shuffled
-from dllm_bench.tasks.filling import Asked
-from dllm_bench.tasks.fitting import fit_units
+from dllm_bench.tasks.fitting import Asked
 from dllm_bench.tasks.ruler_task import Drawn, DrawnTask
 from dllm_bench.tasks.words import single_words, word_pairs
 
 __all__ = ["CweOptions", "RulerCwe"]
 
 _SMALL = 4096
-_TRIAL = 64
 _CANDIDATES = 256
 
 
@@ -146,22 +144,12 @@ class _List(Whole):
         entries = self._common * self._often + self._least + n + bool(rest)
         return {"words": words, "entries": entries, "freq_cw": self._often, "freq_ucw": self._seldom}
 
-    def guess(self, tokens: int) -> int:
-        return self.by_slope(tokens, _TRIAL)
-
-    def spare(self, n: int, tokens: int) -> str:
-        """The word behind those that n entries use."""
-        return self._words[self._used(n)]
-
     def fitted(self, asked: Asked) -> tuple[int, str] | None:
         """As many entries as fit; where the next is too long, also another word that fits."""
-        close = (asked.limit - asked.least) // 4
-        guess = self.guess(asked.limit)
-        n = fit_units(lambda k: len(self.encode(k)), guess=guess, limit=asked.limit, close=close)
-        reached = len(self.encode(n))
-        if reached > asked.limit:
+        n = self.whole_units(asked)
+        if n is None:
             return None
-        if reached < asked.least:
+        if len(self.encode(n)) < asked.least:
             for k in range(self._used(n), self._used(n) + _CANDIDATES):
                 if asked.least <= len(self.encode(n, self._words[k])) <= asked.limit:
                     return n, self._words[k]
@@ -217,7 +205,3 @@ class RulerCwe(DrawnTask[_List]):
         frame = _frame(count, before, self._joint)
         draft = _List(self.codec, frame, words_of_list, count, self._cwe.frequencies(small), order)
         return Drawn(draft, draft.answer)
-
-    def _filled(self, draft: _List, asked: Asked) -> tuple[Prompt, tuple[int, str]] | None:
-        size = draft.fitted(asked)
-        return (draft.prompt(*size), size) if size else None

@@ -17,6 +17,7 @@ from dllm_bench.options import Options, option
 from dllm_bench.running.task import Codec
 from dllm_bench.tasks.draft import Frame, Whole
 from dllm_bench.tasks.draws import letters, private_random, shuffled
+from dllm_bench.tasks.fitting import Asked, fit_part
 from dllm_bench.tasks.ruler_task import Drawn, DrawnTask
 
 __all__ = ["FweOptions", "RulerFwe", "zeta"]
@@ -24,7 +25,6 @@ __all__ = ["FweOptions", "RulerFwe", "zeta"]
 _DOTS = "..."
 _ASKED = 3
 _CTX_PER_WORD = 50
-_TRIAL = 256
 _TERMS = 10
 
 
@@ -54,6 +54,8 @@ class _Coded(Whole):
     A unit is so many draws more that they give about one word: rare words get less than one of their share, thus none.
     """
 
+    trial = 256
+
     def __init__(self, codec: Codec, frame: Frame, vocabulary: list[str], alpha: float, order: str) -> None:
         super().__init__(codec, frame)
         self._vocabulary, self._order = vocabulary, order
@@ -72,11 +74,16 @@ class _Coded(Whole):
         words = sum(times[1:])
         return {"words": words, "dots": times[0] + len(rest.split()), "vocabulary": sum(map(bool, times[1:]))}
 
-    def guess(self, tokens: int) -> int:
-        return self.by_slope(tokens, _TRIAL)
-
-    def spare(self, n: int, tokens: int) -> str:
-        return " ".join([_DOTS] * (tokens + 1))
+    def fitted(self, asked: Asked) -> tuple[int, str] | None:
+        """As many words as fit, and dots behind them where these fill too little."""
+        n = self.whole_units(asked)
+        if n is None:
+            return None
+        reached = len(self.encode(n))
+        if reached >= asked.least:
+            return n, ""
+        dots = " ".join([_DOTS] * (asked.limit - reached))
+        return n, fit_part(lambda rest: len(self.encode(n, rest)), dots, asked.limit, asked.least)
 
     def _times(self, n: int) -> list[int]:
         return [int((self._least + n * self._step) * share) for share in self._shares]

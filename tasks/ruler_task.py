@@ -11,7 +11,7 @@ from dllm_bench.errors import UserError
 from dllm_bench.options import Options
 from dllm_bench.running.task import Answer, Codec, Sample, Task
 from dllm_bench.tasks.draft import Prompt, Whole
-from dllm_bench.tasks.filling import Asked, fill_whole
+from dllm_bench.tasks.fitting import Asked
 from dllm_bench.tasks.pieces import answer_joint
 from dllm_bench.tasks.ruler_scoring import string_match_all
 
@@ -148,7 +148,8 @@ class DrawnTask(RulerTask, Generic[D]):
 
     def _filled(self, draft: D, asked: Asked) -> tuple[Prompt, tuple[int, str]] | None:
         """The prompt and its size; None where it does not fit."""
-        return fill_whole(draft, asked)
+        size = draft.fitted(asked)
+        return (draft.prompt(*size), size) if size else None
 
     def _largest_probe(self, gen_length: int, ctx: int) -> int:
         """Tokens of the largest of some samples of no size, and the budget."""

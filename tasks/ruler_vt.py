@@ -17,8 +17,8 @@ from dllm_bench.options import Options, option
 from dllm_bench.running.task import Codec
 from dllm_bench.tasks.draft import Draft, Frame, Prompt
 from dllm_bench.tasks.draws import below, letters, private_random
-from dllm_bench.tasks.filling import Asked, Filler
-from dllm_bench.tasks.fitting import fit_units
+from dllm_bench.tasks.filling import Filler
+from dllm_bench.tasks.fitting import Asked, fit_units
 from dllm_bench.tasks.pieces import Pieces, UnitStream
 from dllm_bench.tasks.ruler_prompt import NOISE
 from dllm_bench.tasks.ruler_task import Drawn, DrawnTask
@@ -145,7 +145,7 @@ class RulerVt(DrawnTask[Draft]):
             probe=lambda: self._drawn(asked.ctx, self.name, *key, "sound").draft,
             checked=asked.index == 0 or checked,
         )
-        return (made[0][0], made[1]) if made and len(made[0][0].ids) <= asked.limit else None
+        return (made[0][0], made[1]) if made else None
 
     def _example(self, rng: Random, noise: int) -> str:
         """A solved example with so many lines of noise, ended by a newline."""

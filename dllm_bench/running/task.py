@@ -164,5 +164,6 @@ TASKS: Registry[Task] = Registry(
         "ruler_vt": "dllm_bench.tasks.ruler_vt:RulerVt",
         "ruler_cwe": "dllm_bench.tasks.ruler_cwe:RulerCwe",
         "ruler_fwe": "dllm_bench.tasks.ruler_fwe:RulerFwe",
+        "ruler_qa": "dllm_bench.tasks.ruler_qa:RulerQa",
     },
 )
