@@ -251,9 +251,11 @@ def locate(
     """
     found = []
     for first, last in ranges:
-        # the letter keeps white space at the cut apart from the template's, and words from the letter
-        start = common_prefix(ids, codec.wrap(f"{text[:first]}x", ""))
+        # a letter keeps white space at the cut apart from the template's; another one than the text's at this place
+        letter = "q" if text[first : first + 1] == "x" else "x"
+        start = common_prefix(ids, codec.wrap(f"{text[:first]}{letter}", ""))
         cut = len(text[:last].rstrip())
-        end = len(ids) - common_suffix(ids, codec.wrap(f"x{text[cut:]}", answer_prefix))
+        letter = "q" if text[:cut].endswith("x") else "x"
+        end = len(ids) - common_suffix(ids, codec.wrap(f"{letter}{text[cut:]}", answer_prefix))
         found.append((start, max(start + 1, end)))
     return found

@@ -181,9 +181,7 @@ def _file(subset: str, path: str) -> Path:
     names = _SOURCES[subset].files
     found = [Path(path) / name for name in names if (Path(path) / name).is_file()]
     if not found:
-        raise UserError(
-            f"data folder '{path}' has no {' or '.join(names)}: give {_ways(subset)}, or leave it out (hub)"
-        )
+        raise UserError(f"data folder '{path}' has no {' or '.join(names)}; {_ways(subset)}")
     return found[0]
 
 

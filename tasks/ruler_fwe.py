@@ -25,7 +25,7 @@ __all__ = ["FweOptions", "RulerFwe", "zeta"]
 _DOTS = "..."
 _ASKED = 3
 _CTX_PER_WORD = 50
-_TERMS = 10
+_TERMS = 40
 
 
 @dataclass(frozen=True)
