@@ -271,6 +271,25 @@ def test_the_defaults_come_from_task_card_and_threshold_rule() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("budget", "card", "block"),
+    [(30, 16, 15), (30, 32, 30), (120, 32, 30), (50, 32, 25), (50, 16, 10), (32, 16, 16), (100, 64, 50), (7, 32, 7)],
+)
+def test_the_default_block_divides_the_budget(budget: int, card: int, block: int) -> None:
+    made = decode_settings({}, budget, {"block_length": card}, "llada")
+    assert (made.gen_length, made.block_length) == (budget, block)
+    # what was asked for stays as it is
+    assert decode_settings({"block_length": 10}, budget - budget % 10 or 10, {}, "llada").block_length == 10
+    with pytest.raises(UserError, match="is not a multiple of block_length"):
+        decode_settings({"block_length": 9}, 50, {"block_length": card}, "llada")
+
+
+@pytest.mark.parametrize("length", [127, 0, -4])
+def test_no_tiny_blocks_are_made_up(length: int) -> None:
+    with pytest.raises(UserError, match="gen_length"):
+        decode_settings({"gen_length": length}, 64, {}, "llada")
+
+
 @pytest.mark.parametrize("given", [{}, {"steps": 64}, {"factor": 1.0}, {"block_length": 128}, {"block_length": 1}])
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_the_warm_up_is_one_block(given: dict[str, Any], family: str) -> None:
