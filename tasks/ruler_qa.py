@@ -92,12 +92,10 @@ class _Documents(Whole):
                     return whole, rest
         return n, ""
 
-    def can_fill(self, asked: Asked) -> bool:
-        """Whether the question's own documents fit, and anything behind them where they fill too little."""
+    def needs(self, asked: Asked) -> int:
+        """Ids of a prompt with the question's own documents, and with anything behind them where they fill too little."""
         own = len(self.encode(0))
-        if own < asked.least:
-            return len(self.encode(0, "x")) <= asked.limit
-        return own <= asked.limit
+        return own if own >= asked.least else len(self.encode(0, "x"))
 
     def _part(self, whole: int, k: int, asked: Asked) -> str:
         text = self._document(len(self._question.needed) + k)
@@ -120,7 +118,7 @@ class _Documents(Whole):
 
 @dataclass
 class _Scan:
-    """The questions that fit into a length, as far as they were looked for, and the least tokens that any needs."""
+    """The questions that fit into a length, as far as they were looked for, and the fewest ids that any needs."""
 
     found: list[int] = field(default_factory=list)
     looked: int = 0
@@ -201,16 +199,15 @@ class RulerQa(RulerTask):
         """Number of the question that is the index-th to fit."""
         scan = self._scans.setdefault((asked.subset, asked.ctx, asked.gen_length, asked.seed), _Scan())
         while len(scan.found) <= asked.index and scan.looked < len(data.questions):
-            draft = self._draft(asked, data, scan.looked)
-            if draft.can_fill(asked):
+            needed = self._draft(asked, data, scan.looked).needs(asked)
+            if needed <= asked.limit:
                 scan.found.append(scan.looked)
-            needed = len(draft.encode(0)) + asked.gen_length
             scan.least = needed if scan.least is None else min(needed, scan.least)
             scan.looked += 1
         if asked.index < len(scan.found):
             return scan.found[asked.index]
         if not scan.found:
-            raise self._too_small(asked, scan.least or 0)
+            raise self._too_small(asked, (scan.least or 0) + asked.gen_length)
         raise UserError(
             f"{self.name} {asked.subset} has {len(scan.found)} questions whose documents fit into {asked.ctx} tokens, "
             f"so no sample {asked.index} (nearest valid: {len(scan.found) - 1})"

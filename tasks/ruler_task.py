@@ -25,7 +25,6 @@ REDRAWS = 1000
 
 _LONG = 1 << 15
 
-
 D = TypeVar("D", bound=Whole)
 
 
@@ -105,13 +104,11 @@ class Drawn(Generic[D]):
 
     Attributes:
         needles: for each reference the number of its needle; empty where a task has no needles.
-        meta: facts that do not depend on the size.
     """
 
     draft: D
     references: tuple[str, ...]
     needles: tuple[int, ...] = ()
-    meta: Mapping[str, Any] | None = None
 
 
 class DrawnTask(RulerTask, Generic[D]):
@@ -138,8 +135,7 @@ class DrawnTask(RulerTask, Generic[D]):
             if filled:
                 prompt, size = filled
                 needles = tuple(prompt.needles[i] for i in drawn.needles)
-                meta = {**drawn.draft.facts(*size), **(drawn.meta or {})}
-                return self._finished(asked, prompt, needles, drawn.references, meta)
+                return self._finished(asked, prompt, needles, drawn.references, drawn.draft.facts(*size))
         raise self._too_small(asked, least + 64)
 
     @abstractmethod

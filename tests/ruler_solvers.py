@@ -6,7 +6,6 @@ import re
 from collections import Counter
 
 from ruler_codecs import BpeCodec, leading_space_codec, word_codec
-from ruler_solvers import BUDGETS, CODECS, HEAD, INSTRUCTION, check, listed, make, solve_vt
 
 from dllm_bench.running.task import Task
 from dllm_bench.tasks.fitting import FILL
