@@ -116,7 +116,7 @@ def _frame(count: int, before: str, joint: str) -> Frame:
 
 
 class _List(Whole):
-    """The list: its common words, as many uncommon ones, then n entries more of uncommon words.
+    """The list: its common words and an uncommon one, then n entries more of uncommon words.
 
     `rest` is a word that comes once more: a shorter one than the next, where the next is too long.
     """
@@ -125,7 +125,7 @@ class _List(Whole):
         super().__init__(codec, frame)
         self._words, self._common, self._order = words, common, order
         self._often, self._seldom = times
-        self._least = common * self._seldom
+        self._least = self._seldom
 
     @property
     def answer(self) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class _Documents(Whole):
         return n, ""
 
     def needs(self, asked: Asked) -> int:
-        """Ids of a prompt with the question's own documents, and with anything behind them where they fill too little."""
+        """Ids of a prompt with the question's own documents, and anything behind them where they fill too little."""
         own = len(self.encode(0))
         return own if own >= asked.least else len(self.encode(0, "x"))
 
