@@ -129,7 +129,7 @@ def test_contract(cls):
 PINS = {
     "ruler_niah": "ec626bb916962580",
     "ruler_vt": "eb7f5c009ec640d0",
-    "ruler_cwe": "27e1e1c0582e1654",
+    "ruler_cwe": "e5d8138868d97cb0",
     "ruler_fwe": "fd3b4517e5999c5c",
     "ruler_qa": "8fc51a810bc80e83",
 }
