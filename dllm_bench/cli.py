@@ -11,8 +11,10 @@ from dllm_bench.commands.check import check
 from dllm_bench.commands.fidelity import fidelity
 from dllm_bench.commands.generate import generate
 from dllm_bench.commands.leaderboard import leaderboard
+from dllm_bench.commands.lm_eval import SETTINGS, lm_eval
 from dllm_bench.commands.plot import plot
 from dllm_bench.commands.run import run
+from dllm_bench.commands.score import rescore, score
 from dllm_bench.commands.show import list_things, show
 from dllm_bench.errors import UserError
 
@@ -47,7 +49,10 @@ app.command("leaderboard")(leaderboard)
 app.command("plot")(plot)
 app.command("generate")(generate)
 app.command("fidelity")(fidelity)
+app.command("score")(score)
+app.command("rescore")(rescore)
 app.command("check")(check)
+app.command("lm-eval", context_settings=SETTINGS)(lm_eval)
 app.command("list")(list_things)
 app.command("show")(show)
 

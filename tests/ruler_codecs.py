@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
+from dllm_bench.tasks.draws import private_random
 from dllm_bench.tasks.prose import built_in_sentences
-from dllm_bench.tasks.ruler_prompt import NOISE, SETTINGS, draw_needles, private_random
+from dllm_bench.tasks.ruler_prompt import NOISE, SETTINGS, draw_needles
 
 TEMPLATE = ("<user>\n", "</user>\n<assistant>\n")
 
@@ -36,8 +37,9 @@ class RegexCodec:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._texts[i] for i in ids)
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
-        return self.encode(self._template[0] + user + self._template[1] + answer_prefix)
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
+        head, tail = self._template if template else ("", "")
+        return self.encode(head + user + tail + answer_prefix)
 
     def identity(self) -> str:
         return "regex"
@@ -66,8 +68,9 @@ class BpeCodec:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids))
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
-        return self.encode(self._template[0] + user + self._template[1] + answer_prefix)
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
+        head, tail = self._template if template else ("", "")
+        return self.encode(head + user + tail + answer_prefix)
 
     def identity(self) -> str:
         return "bpe"

@@ -36,6 +36,7 @@ def fidelity(
     set_: flags.Sets = None,
     task_set: flags.TaskSets = None,
     haystack: flags.Haystack = None,
+    data: flags.Data = None,
     seed: flags.Seed = 0,
     out: flags.Out = Path("results/runs"),
     fresh: flags.Fresh = False,
@@ -124,7 +125,7 @@ def _close(store: Store, keys: set[str], plot: Path | None, errors: Console) -> 
 
     rows = [row for row in store.read(fidelity.COLUMNS_READ) if row["key"] in keys]
     made = fidelity.summaries(rows)
-    Console().print(fidelity.table(made))
+    fidelity.print_table(made, Console())
     if plot is not None:
         fidelity_figure.save(made, plot)
         typer.echo(f"wrote {plot}")

@@ -39,6 +39,10 @@ Haystack = Annotated[
     str | None,
     typer.Option(metavar="FILE|DIR", help="Text of essay haystacks: --task-set haystack=…", show_default=False),
 ]
+Data = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Folder with the task's data: --task-set data=…", show_default=False),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the samples and of their decoding.")]
 Out = Annotated[Path, typer.Option(help="Results folder.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Drop the stored samples of this run and start over.")]
@@ -82,6 +86,7 @@ def run(
     set_: Sets = None,
     task_set: TaskSets = None,
     haystack: Haystack = None,
+    data: Data = None,
     seed: Seed = 0,
     out: Out = Path("results/runs"),
     fresh: Fresh = False,
@@ -121,8 +126,8 @@ def as_asked(given: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
     # a run's seed makes the samples; each sample's decoding has a seed of its own
     decode = decode_values({name: value for name, value in given.items() if name != "seed"})
     lists = {name: given[name] or () for name in ("ctx", "subset", "set_", "task_set")}
-    if given["haystack"] is not None:
-        lists["task_set"] = (*lists["task_set"], f"haystack={given['haystack']}")
+    short = [f"{name}={given[name]}" for name in ("haystack", "data") if given[name] is not None]
+    lists["task_set"] = (*lists["task_set"], *short)
     request = Request(
         given["method"], given["task"], lists["ctx"], lists["subset"], given["samples"], given["seed"], decode,
         lists["set_"], lists["task_set"],
@@ -158,6 +163,7 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
     """Loads the model and computes all cells."""
     import dllm_bench
     from dllm_bench.commands.progress import RunProgress
+    from dllm_bench.running.choices import Judge
     from dllm_bench.running.environment import Environment
     from dllm_bench.running.runner import Runner
 
@@ -167,7 +173,8 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
         if short:
             progress.warn(short)
         environment = Environment.capture(model.device)
-        runner = Runner(model, task, store, dllm_bench.generate, environment, progress, dllm_bench.prepare)
+        judge = Judge(model, dllm_bench.loglikelihood, dllm_bench.generate)
+        runner = Runner(model, task, store, dllm_bench.generate, environment, progress, dllm_bench.prepare, judge)
         runner.run(cells, fresh=fresh)
     store.compact()
     return cells

@@ -28,14 +28,16 @@ def list_things(kind: str = typer.Argument(..., metavar="methods|tasks|models", 
     _table([kind.removesuffix("s"), "what it is"], rows)
 
 
-def show(name: str = typer.Argument(..., help="A method, task or model name.")) -> None:
-    """Show a method's paper, cost and options with their defaults (or a task's, or a model's)."""
+def show(name: str = typer.Argument(..., help="A method (parts joined with +), a task or a model.")) -> None:
+    """Show a method's paper, cost and options with their defaults (of each part of a+b; or a task, or a model)."""
     from dllm_bench.caching.part import METHODS
     from dllm_bench.models.hub import SHORT_NAMES
     from dllm_bench.running.task import TASKS
 
     if name in METHODS.names():
         _show_method(METHODS.get(name))
+    elif "+" in name:
+        _show_stack(name)
     elif name in TASKS.names():
         _show_task(TASKS.get(name))
     elif name in SHORT_NAMES:
@@ -58,7 +60,7 @@ def _tasks() -> list[tuple[str, ...]]:
 
 def _summary(registry: Registry[Any], name: str) -> str:
     try:
-        return str(registry.get(name).summary)
+        return _described(registry.get(name))
     except UserError as error:  # one broken plug-in must not hide the others
         return f"does not load: {error}"
 
@@ -71,8 +73,27 @@ def _models() -> list[tuple[str, ...]]:
     ]
 
 
+def _described(cls: Any) -> str:
+    """The summary, with the caveat of a method that has one."""
+    caveat = getattr(cls, "caveat", "")
+    return str(cls.summary) + (f" [{caveat}]" if caveat else "")
+
+
+def _show_stack(spec: str) -> None:
+    """All parts of a method spec. Raises UserError where they do not fit together."""
+    from dllm_bench.caching.part import METHODS
+    from dllm_bench.caching.spec import parse_method
+
+    for number, (part, _) in enumerate(parse_method(spec).parts):
+        if number:
+            typer.echo()
+        _show_method(METHODS.get(part))
+
+
 def _show_method(cls: type[Part]) -> None:
-    typer.echo(f"{cls.name}: {cls.summary}")
+    typer.echo(f"{cls.name}: {_described(cls)}")
+    if base := getattr(cls, "base", ""):
+        typer.echo(f"alone  means {base}+{cls.name}")
     typer.echo(f"paper  {cls.paper}")
     typer.echo(f"cost   {cls.cost}")
     if cls.notes:
@@ -83,7 +104,12 @@ def _show_method(cls: type[Part]) -> None:
 def _show_task(cls: type[Task]) -> None:
     typer.echo(f"{cls.name} (version {cls.version}): {cls.summary}")
     typer.echo(f"source   {cls.source}")
-    typer.echo(f"subsets  {', '.join(cls.subsets)} (default {cls.default_subset})")
+    named = f"{', '.join(cls.subsets)} (default {cls.default_subset})"
+    typer.echo(f"subsets  {named if cls.subsets else 'names of its source, checked when asked for'}")
+    if len(cls.metrics) > 1:
+        typer.echo(f"metrics  {', '.join(cls.metrics)} (the first is the score)")
+    if cls.groups():
+        typer.echo(f"groups   {', '.join(cls.groups())}")
     _options(cls.options_class, "--task-set")
 
 

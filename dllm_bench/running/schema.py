@@ -115,6 +115,11 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("scorer_version", "int64", "version of the task's scorer that gave them"),
         ("former_scores", "string", "what scorers of other versions gave, as JSON: version -> metrics; null if none"),
         ("masks_left", "int64", "masks left in the response"),
+        (
+            "choice_loglikelihoods",
+            "list<float64>",
+            "estimated log-likelihood of each choice in nats; null where the task asks for a text",
+        ),
     ),
     "Tokens and work": group(
         ("useful_tokens", "int64", "response tokens before the first EOS or EOT"),
@@ -261,7 +266,8 @@ def markdown() -> str:
         "One row is one sample. Rows lie in the parquet files (`*.parquet`) of a results folder: one small file per",
         "sample during a run, one file for all after it. Files are never changed: they appear whole and are deleted",
         "when a newer file holds their rows. A row may lie in two files after a crash, so a reader keeps one row per",
-        "`key`: the one with the latest `started_at`.",
+        "`key`: the one with the latest `started_at`, and of equal ones that in the file whose name sorts last",
+        "(scoring a row again leaves its `started_at`).",
         "",
         "A measure that is missing is null, never 0. Scores are in 0..1, times in seconds, sizes in bytes. Rates are",
         "ratios of sums over samples. Options are JSON objects with sorted names.",

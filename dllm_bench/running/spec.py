@@ -159,16 +159,18 @@ def check(request: Request) -> Plan:
     task = TASKS.get(name)
     request = replace(request, task=name, subsets=(*request.subsets, *([subset] if subset else ())))
     options = make_options(task.options_class, split_sets(request.task_sets), owner=f"task '{name}'")
-    return Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
+    plan = Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
+    task.check_request(plan.subsets, options)
+    return plan
 
 
 def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
-    asked = _items(request.subsets) or [task.default_subset]
-    if "all" in asked and "all" not in task.subsets:
-        return task.subsets
-    for name in asked:
-        task.check_subset(name)
-    return tuple(asked)
+    groups, found = task.groups(), list[str]()
+    for name in _items(request.subsets) or [task.default_subset]:
+        if name not in groups:
+            task.check_subset(name)
+        found += groups.get(name, (name,))
+    return tuple(dict.fromkeys(found))
 
 
 def _ctxs(request: Request, task: type[Task]) -> tuple[int | None, ...]:
@@ -188,7 +190,7 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
     """Settings from what was given, then the model's card, the task's budget in tokens, and the defaults.
 
     The card may name a smaller budget than the task's; without another commit rule the threshold is 0.9, in blocks
-    of 32. Raises UserError for settings that do not fit together.
+    of 32 or of the next smaller number that divides the budget. Raises UserError for settings that do not fit together.
     """
     values: dict[str, Any] = {"block_length": _DEFAULT_BLOCK, **card}
     values["gen_length"] = min(budget, int(card.get("gen_length", budget)))
@@ -200,8 +202,18 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
         values["threshold"] = _DEFAULT_THRESHOLD
     values.update({name: value for name, value in given.items() if value is not None})
     if given.get("block_length") is None:
-        values["block_length"] = min(int(values["block_length"]), int(values["gen_length"]))
+        values["block_length"] = _block(int(values["block_length"]), int(values["gen_length"]))
     return DecodeSettings.make(values, family)
+
+
+def _block(default: int, gen_length: int) -> int:
+    """The largest block up to the default that divides the budget, since official budgets such as 50 or 120 are no
+    multiples of it; where that is less than half of the default, the smallest one above."""
+    most = min(default, gen_length)
+    below = next((block for block in range(most, 0, -1) if gen_length % block == 0), default)
+    if 2 * below >= most:
+        return below
+    return next(block for block in range(most, gen_length + 1) if gen_length % block == 0)
 
 
 def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[RunSpec]:
@@ -214,8 +226,6 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
     for method in plan.methods:
         for decode in decodes.values():
             method.build().check(decode)
-    data = task.data()
-    longest = model.max_positions if task.ctx == "optional" else None
     return [
         RunSpec(
             model=model.name,
@@ -231,9 +241,9 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
             task=plan.request.task,
             task_version=task.version,
             task_options=plan.task_options,
-            task_data=data,
+            task_data=task.data(subset),
             subset=subset,
-            ctx=longest if ctx is None else ctx,
+            ctx=task.default_ctx(subset, model.max_positions) if ctx is None else ctx,
             seed=plan.request.seed,
             device_type=model.device.partition(":")[0],
             package_version=package_version,
