@@ -1,8 +1,8 @@
 """Trains the embedded tiny model: a masked-diffusion Transformer in LLaDA's architecture that retrieves needles.
 
     python scripts/train_tiny.py                 # all stages; resumes from checkpoints/tiny
-    python scripts/train_tiny.py --measure       # accuracy on held-out samples with real decoding
-    python scripts/train_tiny.py --export        # writes weights, tokenizer and card to dllm_bench/models/tiny
+    python scripts/train_tiny.py --export        # writes weights and tokenizer to dllm_bench/models/tiny
+    make reference && python scripts/tiny_card.py    # measures them, and writes the card
 
 Every batch is a function of (seed, step), so a run on the CPU is reproducible and resumes where it stopped.
 """
@@ -10,7 +10,6 @@ Every batch is a function of (seed, step), so a run on the CPU is reproducible a
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from tiny_data import Batch, Batches
 from tiny_eval import held_out_accuracy
-from tiny_export import FOLDER, card, export
+from tiny_export import export
 from tiny_grow import grown
 from tiny_init import structured_weights
 from tiny_prompts import TEMPLATES, Maker
@@ -274,62 +273,19 @@ def report(net: Network, maker: Maker, checks: tuple[tuple[str, int], ...], coun
     print("  held out, exact/values:", "; ".join(parts), flush=True)
 
 
-# the longest last: a pass over 16k tokens takes a minute on one core
-MEASURES = (
-    ("single_1", 512, 100),
-    ("single_1", 1024, 100),
-    ("single_2", 512, 100),
-    ("single_2", 1024, 100),
-    ("multikey_1", 512, 100),
-    ("multikey_1", 1024, 100),
-    ("multikey_2", 512, 100),
-    ("multivalue", 512, 50),
-    ("multiquery", 512, 50),
-    ("single_1", 4096, 25),
-    ("single_2", 4096, 10),
-    ("single_1", 8192, 10),
-    ("single_1", 16384, 5),
-)
-ONE_BY_ONE = (("single_1", 512, 100), ("single_1", 1024, 50), ("multikey_1", 512, 20))
-
-
-def measure(net: Network, maker: Maker, path: Path, seed: int) -> None:
-    """Measures the published accuracies, one line of JSON each, appended as they come."""
-    known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {(r["kind"], r["length"], r["decoding"]) for r in known}
-    plans = (("threshold 0.9", 0.9, MEASURES[:7]), ("one token a pass", None, ONE_BY_ONE))
-    for decoding, threshold, measures in (*plans, ("threshold 0.9", 0.9, MEASURES[7:])):
-        for kind, length, count in measures:
-            if (kind, length, decoding) in done:
-                continue
-            exact, values, passes = held_out_accuracy(
-                net, maker, kind, length, count, gen=GEN, block=BLOCK, threshold=threshold, seed=seed
-            )
-            row = {"kind": kind, "length": length, "decoding": decoding, "n": count, "right": round(exact * count)}
-            row |= {"values": values, "passes": passes, "eval_seed": seed}
-            print(row, flush=True)
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-
-
 def publish(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
-    """Writes the averaged weights, and the card from what --measure found."""
-    net = trainer.averaged()
-    export(net.weights, tokenizer)
-    measured = args.folder / "measured.jsonl"
-    rows = [json.loads(line) for line in measured.read_text().splitlines()] if measured.exists() else []
-    run = {
-        "command": "python scripts/train_tiny.py && python scripts/train_tiny.py --measure && "
-        "python scripts/train_tiny.py --export",
+    """Writes the averaged weights, and the facts of the run that the card tells."""
+    training = {
         "seed": args.seed,
         "step": trainer.step,
+        "started": trainer.started,
         "tokens": trainer.tokens,
-        "seconds": trainer.seconds,
+        "seconds": round(trainer.seconds),
         "threads": args.threads,
         "machine": args.machine,
+        "parameters": sum(p.numel() for p in trainer.params.values()),
     }
-    text = card(run, rows, sum(p.numel() for p in trainer.params.values()))
-    (FOLDER / "README.md").write_text(text, encoding="utf-8")
+    export(trainer.averaged().weights, tokenizer, training)
 
 
 def tokenizer_of(folder: Path, words_dir: Path, seed: int) -> Tokenizer:
@@ -352,7 +308,6 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=50)
     parser.add_argument("--evaluate", type=int, default=1000)
     parser.add_argument("--machine", default="two cores of a server CPU, shared", help="words for the card")
-    parser.add_argument("--measure", action="store_true", help="measure the checkpoint instead of training")
     parser.add_argument("--export", action="store_true", help="publish the checkpoint instead of training")
     parser.add_argument("--checkpoint", default="last.pt", help="file in the folder that is measured or published")
     args = parser.parse_args()
@@ -361,18 +316,11 @@ def main() -> None:
     tokenizer = tokenizer_of(args.folder, args.words, args.seed)
     maker = Maker(tokenizer, load_words(args.words))
     trainer = Trainer(args.folder, args.seed, args.device)
-    if not (args.measure or args.export):
+    if not args.export:
         train(trainer, maker, args)
         return
     trainer.load(args.folder / args.checkpoint)
-    if args.measure:
-        net = trainer.averaged()
-        # what is published is bfloat16
-        for _, p in leaves(net.weights):
-            p.copy_(p.to(torch.bfloat16))
-        measure(net, maker, args.folder / "measured.jsonl", seed=2)
-    if args.export:
-        publish(trainer, tokenizer, args)
+    publish(trainer, tokenizer, args)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""Writes the card of the embedded model from the facts of its training and the rows of the reference leaderboard.
+
+python scripts/tiny_card.py                 # reads results/reference, writes dllm_bench/models/tiny/README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tiny_export import FOLDER
+from tiny_stages import BLOCK, CONFIG, GEN, STAGES
+
+from dllm_bench.reporting.leaderboard import BASELINE, COLUMNS_READ, leaderboard
+from dllm_bench.reporting.tables import records
+from dllm_bench.running.lengths import ctx_name
+from dllm_bench.running.store import Store
+
+RESULTS = FOLDER.parents[2] / "results" / "reference"
+HEADER = ("task", "context", "method", "decoding", "n", "score, %", "95 %", "passes")
+
+
+def rule(decode: Mapping[str, Any]) -> str:
+    """The commit rule in a word or two."""
+    if decode.get("threshold") is not None:
+        return f"threshold {decode['threshold']:g}"
+    per_pass = decode["gen_length"] / decode["steps"]
+    return "one token a pass" if per_pass == 1 else f"{per_pass:g} tokens a pass"
+
+
+def line(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the table says of one method on one subset at one length."""
+    return (
+        f"{record['task']} {record['subset']}",
+        "–" if record["ctx"] is None else ctx_name(record["ctx"]),
+        str(record["label"]).partition(" [")[0],
+        rule(record["decode_settings"]),
+        str(record["n"]),
+        f"{100 * record['accuracy']:.1f}",
+        f"{100 * record['accuracy_low']:.0f}–{100 * record['accuracy_high']:.0f}",
+        f"{record['nfe']:.1f}",
+    )
+
+
+def table(lines: Iterable[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADER, ("---",) * len(HEADER), *lines))
+
+
+def card(training: Mapping[str, Any], found: list[dict[str, Any]]) -> str:
+    """The model card: what it is, how it was trained, and what was measured."""
+    longest, span = (max(getattr(p, name) for s in STAGES for p in s.parts) for name in ("length", "span"))
+    measured = [r for r in found if r["n"]]
+    paragraphs = [
+        "# dllm-bench tiny",
+        f"A masked-diffusion Transformer in LLaDA's architecture with {training['parameters'] / 1e6:.2f} M parameters "
+        f"({CONFIG['n_layers']} layers, width {CONFIG['d_model']}, {CONFIG['n_heads']} heads, vocabulary "
+        f"{CONFIG['vocab_size']}, `rope_theta` {CONFIG['rope_theta']:.0e}). It finds numbers that are hidden in a "
+        "text, in RULER's wording, numbers of rooms and paragraphs in the built-in documents, and solves the word "
+        "problems that come with the package, so that accuracy differences between cache methods are real on a laptop. It is no language model: "
+        "it cannot chat, and knows no other task.",
+        "Trained by this repository on text it makes itself; no outside text or weights went into it. The word lists "
+        "are those of the wonderwords package (MIT). Weights and tokenizer are under the licence of this repository.",
+        "## Training",
+        "```\npython scripts/train_tiny.py && python scripts/train_tiny.py --export\n"
+        "make reference && python scripts/tiny_card.py\n```",
+        f"Seed {training['seed']}. The first {training['started']} steps (19.3 M tokens, 61 min) trained a model of "
+        "width 160 with 5 heads on needles alone. It was then widened by one head and more FFN units "
+        f"(`scripts/tiny_grow.py`) and trained to step {training['step']}: {training['tokens'] / 1e6:.1f} M tokens, "
+        f"{training['seconds'] / 60:.0f} min with {training['threads']} thread(s) on {training['machine']}. The first "
+        "model starts from a hand-made copying circuit plus noise (`scripts/tiny_init.py`).",
+        f"Sequences have up to {longest} tokens; many stand for texts of up to {span} tokens, by skipped positions and "
+        "by haystack tokens that count in attention as many copies of themselves, or by keys that stand at the "
+        "positions of such copies. The published weights are a moving average of the training's, in bfloat16.",
+        "Data and stages were refined while this run was under way, between its stages: a fresh run of the script goes "
+        "the same way but does not give the same weights.",
+        "## Measured accuracy",
+        f"By `dllm-bench run` (`make reference`; rows in `results/reference`), generation of at most {GEN} tokens in "
+        f"blocks of {BLOCK}. Intervals are 95 %. No sample was seen in training: haystacks, numbers and documents are "
+        "drawn anew; word problems and the documents' things are held out by hash, but single words of RULER's keys "
+        "occur in both. `passes`: through the network, until the answer's end.",
+        "### Without a cache",
+        table(line(r) for r in measured if r["method"] == BASELINE),
+        "### With each method",
+        table(line(r) for r in measured if r["method"] != BASELINE),
+        "Several values are answered in the order in which they stand in the text. Accuracy falls with context because "
+        "attention spreads over more haystack; that is what the harness measures methods against. Essay haystacks are "
+        "made-up sentences.",
+    ]
+    wrapped = [p if p[0] in "`|#" else textwrap.fill(p, 120, break_long_words=False) for p in paragraphs]
+    return "\n\n".join(wrapped) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    training = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
+    rows = Store(args.results).read(COLUMNS_READ)
+    text = card(training, records(leaderboard(rows, by_subset=True)))
+    (FOLDER / "README.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
