@@ -60,8 +60,8 @@ def card(training: Mapping[str, Any], found: list[dict[str, Any]]) -> str:
         f"({CONFIG['n_layers']} layers, width {CONFIG['d_model']}, {CONFIG['n_heads']} heads, vocabulary "
         f"{CONFIG['vocab_size']}, `rope_theta` {CONFIG['rope_theta']:.0e}). It finds numbers that are hidden in a "
         "text, in RULER's wording, numbers of rooms and paragraphs in the built-in documents, and solves the word "
-        "problems that come with the package, so that accuracy differences between cache methods are real on a laptop. It is no language model: "
-        "it cannot chat, and knows no other task.",
+        "problems that come with the package, so that accuracy differences between cache methods are real on a "
+        "laptop. It is no language model: it cannot chat, and knows no other task.",
         "Trained by this repository on text it makes itself; no outside text or weights went into it. The word lists "
         "are those of the wonderwords package (MIT). Weights and tokenizer are under the licence of this repository.",
         "## Training",
