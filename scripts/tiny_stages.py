@@ -147,6 +147,7 @@ SKILLS = (
     ("multikey_1", 320),
     ("multiquery", 320),
 )
+LONGER = (("problem", 0), ("room", 1024), ("paragraph", 1024), ("multikey_1", 1024), ("multiquery", 1024))
 PLUS_MINUS = Part({"plus_minus": 1.0}, length=130, batch=8)
 SUMS = Part({"sums": 1.0}, length=130, batch=8)
 PROBLEMS = Part({"problem": 1.0}, length=0, batch=16)
@@ -172,17 +173,28 @@ STAGES = [
     Stage(900, (1.5e-3, 1.5e-3), _parts(PLUS_MINUS=0.9, NEEDLES=0.1), SKILLS),
     Stage(1053, (1.5e-3, 1.3e-3), _parts(SUMS=0.85, NEEDLES=0.15), SKILLS),
     Stage(3000, (1.2e-3, 7e-4), _parts(PROBLEMS=0.4, SUMS=0.15, FACTS=0.2, NEEDLES=0.25), SKILLS),
-    Stage(3300, (1e-3, 5e-4), _parts(PROBLEMS=0.4, SUMS=0.25, FACTS=0.15, NEEDLES=0.2), SKILLS),
+    Stage(2279, (1e-3, 7e-4), _parts(PROBLEMS=0.4, SUMS=0.25, FACTS=0.15, NEEDLES=0.2), SKILLS),
     Stage(
-        2400,
-        (5e-4, 3e-5),
+        1500,
+        (7e-4, 4e-4),
         (
-            *_parts(PROBLEMS=0.35, SUMS=0.1, NEEDLES=0.1),
+            *_parts(PROBLEMS=0.25, SUMS=0.1),
             Part(DOCUMENTS, 512, 4, share=0.15, stretch=0.5, span=8192),
-            Part(SEVERAL, 640, 4, share=0.1, stretch=0.8, span=32768),
-            Part(LONG, 1024, 2, share=0.1, stretch=0.7, span=32768),
-            Part(LONG | DOCUMENTS, 320, 4, share=0.1, stretch=0.9, span=32768, ghosts=2048),
+            Part(SEVERAL, 512, 4, share=0.3, stretch=0.7, span=32768),
+            Part(LONG, 1024, 2, share=0.2, stretch=0.5, span=32768),
         ),
-        SKILLS,
+        LONGER,
+    ),
+    Stage(
+        1800,
+        (4e-4, 3e-5),
+        (
+            *_parts(PROBLEMS=0.27, SUMS=0.05),
+            Part(DOCUMENTS, 768, 3, share=0.15, stretch=0.6, span=8192),
+            Part(SEVERAL, 1024, 2, share=0.25, stretch=0.7, span=32768),
+            Part(LONG, 1536, 1, share=0.13, stretch=0.5, span=32768),
+            Part(LONG | DOCUMENTS, 320, 4, share=0.15, stretch=0.9, span=32768, ghosts=2048),
+        ),
+        LONGER,
     ),
 ]
