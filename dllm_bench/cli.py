@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import typer
 
@@ -14,8 +15,10 @@ from dllm_bench.commands.fidelity import fidelity
 from dllm_bench.commands.generate import generate
 from dllm_bench.commands.leaderboard import leaderboard
 from dllm_bench.commands.plot import plot
+from dllm_bench.commands.prepare import prepare
 from dllm_bench.commands.run import run
 from dllm_bench.commands.show import list_things, show
+from dllm_bench.commands.show_prompt import show_prompt
 from dllm_bench.errors import UserError
 
 __all__ = ["app", "main"]
@@ -47,6 +50,8 @@ def _root(
 app.command("run")(run)
 app.command("leaderboard")(leaderboard)
 app.command("plot")(plot)
+app.command("prepare")(prepare)
+app.command("show-prompt")(show_prompt)
 app.command("generate")(generate)
 app.command("fidelity")(fidelity)
 app.command("check")(check)
@@ -125,11 +130,12 @@ def _number(error: Exception, message: str) -> str | None:
     from dllm_bench.decoding.settings import DecodeSettings
     from dllm_bench.errors import nearest_number
 
-    param, whole = getattr(error, "param", None), "valid integer" in message
+    param: Any = getattr(error, "param", None)
+    whole = "valid integer" in message
     flags = [flag for flag in getattr(param, "opts", ()) if flag.startswith("-")]
     if not flags or not (whole or "valid number" in message or "valid float" in message):
         return None
-    ranges = {f.name: f.metadata for f in fields(DecodeSettings)}.get(param.name, {})
+    ranges: Mapping[str, Any] = {f.name: f.metadata for f in fields(DecodeSettings)}.get(param.name, {})
     usual = param.default if type(param.default) in (int, float) else None
     low = ranges.get("low", 0 if usual == 0 else 1 if whole else None)
     text = _given(flags)

@@ -151,8 +151,8 @@ def _number(value: Any, kind: Callable[[Any], Any], what: str, field: dataclasse
 def number_hint(text: str, field: dataclasses.Field[Any]) -> str:
     """The valid number nearest to a text that is none, in brackets; empty where that cannot be told."""
     low, high, above = (field.metadata.get(name) for name in ("low", "high", "above"))
-    usual = field.default if type(field.default) in (int, float) else None
-    whole = isinstance(usual, int) or "int" in str(field.type)
+    usual: Any = field.default if type(field.default) in (int, float) else None
+    whole = type(usual) is int or "int" in str(field.type)
     near = nearest_number(text, whole=whole, low=low, high=high, otherwise=usual)
     return f" (nearest valid: {near:g})" if above is None or near > above else ""
 

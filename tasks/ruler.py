@@ -32,7 +32,7 @@ from dllm_bench.tasks.ruler_prompt import (
     private_random,
 )
 from dllm_bench.tasks.ruler_scoring import string_match_all
-from dllm_bench.tasks.ruler_text import HUB, Corpus, check_haystack, load_corpus, sentence_splitter
+from dllm_bench.tasks.ruler_text import Corpus, check_haystack, load_corpus, sentence_splitter
 
 __all__ = ["FILL", "RulerNiah", "RulerOptions"]
 
@@ -188,9 +188,17 @@ class RulerNiah(Task):
         """Share of the hidden values that the answer names (NVIDIA's string_match_all, as a share)."""
         return {"score": string_match_all(answer.prediction, answer.references)}
 
+    def fetch(self, subset: str) -> list[str]:
+        """The text of essay haystacks that is not built in: read, or fetched from the hub, and split."""
+        if self._haystack is None or self._setting(subset).haystack != "essay":
+            return []
+        name, text, sentences = self._corpus.name, self._corpus.text, self._corpus.sentences
+        where = f"{len(text.encode()):,} bytes in {len(sentences):,} sentences ({self._corpus.splitter})"
+        return [f"{name.rpartition(':')[0]}: {where}, SHA-256 {name.rpartition(':')[2]}…"]
+
     def data(self) -> str | None:
-        """The user's own haystack: its name, the hash of its text, and how its sentences are found."""
-        if self._haystack in (None, HUB):
+        """A haystack that is not built in: its name, the hash of its text, and how its sentences are found."""
+        if self._haystack is None:
             return None
         return f"{self._corpus.name}:{self._corpus.splitter}"
 

@@ -283,7 +283,7 @@ def test_the_warm_up_is_one_block(given: dict[str, Any], family: str) -> None:
 def test_lengths_are_read_and_shown() -> None:
     assert [parse_ctx(text) for text in ("512", "2k", "32K", "1.5k", "1m")] == [512, 2048, 32768, 1536, 1 << 20]
     assert [ctx_name(tokens) for tokens in (512, 2048, 1536, 3000)] == ["512", "2k", "1536", "3000"]
-    for text, near in (("2kb", "2k"), ("0", "1"), ("-512", "512"), ("many", "2k"), ("", "2k"), ("1.3", "1")):
+    for text, near in (("2kb", "2k"), ("0", "256"), ("-512", "512"), ("many", "2k"), ("", "2k"), ("1.3", "1")):
         with pytest.raises(UserError, match=rf"'{text}'.* nearest valid is {near}$"):
             parse_ctx(text)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.errors import UserError, choice, nearest
+from dllm_bench.hub_access import TIMEOUT_S, quiet
 from dllm_bench.lazy import LazyModule
 from dllm_bench.models.architecture import Architecture
 from dllm_bench.models.checkpoint import load_network, missing_weights, read_config, read_json
@@ -25,6 +26,7 @@ else:
 __all__ = [
     "DEVICES",
     "DTYPES",
+    "EMBEDDED",
     "SHORT_NAMES",
     "Model",
     "ModelInfo",
@@ -32,6 +34,7 @@ __all__ = [
     "card_of",
     "check_device",
     "check_dtype",
+    "fingerprint",
     "load_info",
     "load_model",
 ]
@@ -69,6 +72,9 @@ SHORT_NAMES: dict[str, ShortName] = {
 }
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+EMBEDDED = "tiny"
+"""Name of the model inside the package."""
+
 _TINY = Path(__file__).parent / "tiny"
 _CARD = "dllm_bench.json"
 _TEXT_FILES = ["*.json", "merges.txt"]
@@ -207,7 +213,7 @@ def load_model(
     kind = _dtype(dtype, where)
     return Model(
         **vars(info),
-        fingerprint=_fingerprint(info.folder),
+        fingerprint=fingerprint(info.folder),
         network=load_network(info.folder, info.architecture, info.config, kind, where),
         dtype=str(kind).removeprefix("torch."),
         device=str(where),
@@ -216,7 +222,7 @@ def load_model(
 
 def card_of(name: str) -> dict[str, Any]:
     """What a short name's own card says (the embedded model's); empty for models that lie elsewhere."""
-    if name != "tiny" or not (_TINY / _CARD).is_file():
+    if name != EMBEDDED or not (_TINY / _CARD).is_file():
         return {}
     decode = read_json(_TINY / _CARD).get("decode", {})
     return {"decode": ", ".join(f"{k}={v}" for k, v in decode.items()), "card": str(_TINY / "README.md")}
@@ -242,7 +248,7 @@ def _word(kind: str, value: Any, default: str) -> str:
 def _resolve(spec: str, revision: str | None, weights: bool) -> tuple[Path, str | None, str | None, str]:
     """Folder, hub id, hub revision and chat template of a model name."""
     path = Path(spec).expanduser()
-    if spec == "tiny":
+    if spec == EMBEDDED:
         if revision is not None:
             raise UserError(f"--revision {revision} belongs to a hub id, and {spec} is embedded")
         return _TINY, None, None, "auto"
@@ -268,7 +274,7 @@ def _resolve(spec: str, revision: str | None, weights: bool) -> tuple[Path, str 
 
 def _download(name: str, source: str, revision: str | None, weights: bool) -> Path:
     """A hub snapshot: data files only, taken from the local cache when all that is asked for is there."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     files = [*_TEXT_FILES, *(_WEIGHT_FILES if weights else [])]
     try:
@@ -279,7 +285,9 @@ def _download(name: str, source: str, revision: str | None, weights: bool) -> Pa
     except Exception:
         pass
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=files))
+        with quiet():
+            HfApi().model_info(source, revision=revision, timeout=TIMEOUT_S)  # fails at once where there is no network
+            return Path(snapshot_download(source, revision=revision, allow_patterns=files))
     except Exception as error:  # the hub client raises many kinds; each means that the files are not to be had
         reason = str(error).split("\n")[0][:200] or type(error).__name__
         command = f"dllm-bench prepare --model {name}"
@@ -312,7 +320,7 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     return found
 
 
-def _fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path) -> str:
     """Hash of config.json and of each weight file: whole when it is small, else its size, header and first bytes."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):

@@ -13,12 +13,24 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError
 from dllm_bench.options import Options, make_options
 from dllm_bench.running.lengths import ctx_name, parse_ctx
-from dllm_bench.running.task import TASKS, Task
+from dllm_bench.running.task import TASKS, Codec, Task
 
 if TYPE_CHECKING:
-    from dllm_bench.models.hub import Model
+    from dllm_bench.models.hub import Model, ModelInfo
 
-__all__ = ["Plan", "Request", "RunSpec", "check", "decode_settings", "expand"]
+__all__ = [
+    "Plan",
+    "Request",
+    "RunSpec",
+    "TaskRequest",
+    "check",
+    "check_ctxs",
+    "check_task",
+    "decode_settings",
+    "expand",
+    "generation_budget",
+    "task_ctx",
+]
 
 _DEFAULT_BLOCK = 32
 _DEFAULT_THRESHOLD = 0.9
@@ -39,6 +51,20 @@ class Request:
     decode: Mapping[str, Any] = field(default_factory=dict)
     sets: Sequence[str] = ()
     task_sets: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """A task with options and subsets that are known to be valid; it needs a codec to become a task."""
+
+    name: str
+    task_class: type[Task]
+    options: Options
+    subsets: tuple[str, ...]
+
+    def build(self, codec: Codec) -> Task:
+        """The task for one codec."""
+        return self.task_class(codec, self.options)
 
 
 @dataclass(frozen=True)
@@ -155,15 +181,22 @@ def check(request: Request) -> Plan:
     if request.seed < 0:
         raise UserError(f"seed must be at least 0 (nearest valid: 0), got {request.seed}")
     methods = tuple(parse_method(name, request.sets) for name in names)
-    name, _, subset = request.task.partition(":")
-    task = TASKS.get(name)
-    request = replace(request, task=name, subsets=(*request.subsets, *([subset] if subset else ())))
-    options = make_options(task.options_class, split_sets(request.task_sets), owner=f"task '{name}'")
-    return Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
+    asked = check_task(request.task, request.subsets, request.task_sets)
+    ctxs = check_ctxs(asked, request.ctxs)
+    request = replace(request, task=asked.name, subsets=asked.subsets)
+    return Plan(request, methods, asked.task_class, asked.options, asked.subsets, ctxs)
 
 
-def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
-    asked = _items(request.subsets) or [task.default_subset]
+def check_task(task: str, subsets: Sequence[str] = (), task_sets: Sequence[str] = ()) -> TaskRequest:
+    """Checks a task, or TASK:SUBSET, with its subsets and `key=value` options. Raises UserError."""
+    name, _, subset = task.partition(":")
+    found = TASKS.get(name)
+    options = make_options(found.options_class, split_sets(task_sets), owner=f"task '{name}'")
+    return TaskRequest(name, found, options, _subsets([*subsets, subset], found))
+
+
+def _subsets(texts: Sequence[str], task: type[Task]) -> tuple[str, ...]:
+    asked = _items(texts) or [task.default_subset]
     if "all" in asked and "all" not in task.subsets:
         return task.subsets
     for name in asked:
@@ -171,17 +204,29 @@ def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
     return tuple(asked)
 
 
-def _ctxs(request: Request, task: type[Task]) -> tuple[int | None, ...]:
-    asked = _items(request.ctxs)
-    if task.ctx == "none":
+def check_ctxs(request: TaskRequest, texts: Sequence[str]) -> tuple[int | None, ...]:
+    """Context lengths in tokens; (None,) where none is given and the task needs none. Raises UserError."""
+    asked, kind = _items(texts), request.task_class.ctx
+    if kind == "none":
         if asked:
-            raise UserError(f"task '{request.task}' has no context lengths: leave --ctx out")
+            raise UserError(f"task '{request.name}' has no context lengths: leave --ctx out")
         return (None,)
-    if not asked and task.ctx == "optional":
+    if not asked and kind == "optional":
         return (None,)
     if not asked:
-        raise UserError(f"task '{request.task}' needs a context length, such as --ctx 2k")
+        raise UserError(f"task '{request.name}' needs a context length, such as --ctx 2k")
     return tuple(dict.fromkeys(parse_ctx(text) for text in asked))
+
+
+def generation_budget(given: Mapping[str, Any], budget: int, card: Mapping[str, Any]) -> int:
+    """Tokens to generate: what was given, else the task's budget, or the smaller one that the model's card names."""
+    asked = given.get("gen_length")
+    return int(asked) if asked is not None else min(budget, int(card.get("gen_length", budget)))
+
+
+def task_ctx(task: Task, ctx: int | None, model: ModelInfo) -> int | None:
+    """The context length that samples are made for: the model's positions where a task could have one and got none."""
+    return model.max_positions if ctx is None and task.ctx == "optional" else ctx
 
 
 def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, Any], family: str) -> DecodeSettings:
@@ -191,7 +236,7 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
     of 32. Raises UserError for settings that do not fit together.
     """
     values: dict[str, Any] = {"block_length": _DEFAULT_BLOCK, **card}
-    values["gen_length"] = min(budget, int(card.get("gen_length", budget)))
+    values["gen_length"] = generation_budget({}, budget, card)
     if any(given.get(name) is not None for name in _OTHER_RULES) or given.get("remasking") == "random":
         values = {name: value for name, value in values.items() if name not in _OTHER_RULES}
         if given.get("alg") == "confidence_threshold":
@@ -215,7 +260,6 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
         for decode in decodes.values():
             method.build().check(decode)
     data = task.data()
-    longest = model.max_positions if task.ctx == "optional" else None
     return [
         RunSpec(
             model=model.name,
@@ -233,7 +277,7 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
             task_options=plan.task_options,
             task_data=data,
             subset=subset,
-            ctx=longest if ctx is None else ctx,
+            ctx=task_ctx(task, ctx, model),
             seed=plan.request.seed,
             device_type=model.device.partition(":")[0],
             package_version=package_version,
