@@ -112,7 +112,10 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--trace"], ["--trace needs --json"]),
     (["--prompt", "both"], ["either --prompt TEXT or --prompt-ids"]),
     (["--gen-lenght", "8"], ["unknown option '--gen-lenght': did you mean '--gen-length'"]),
-    (["--gen-length", "abc"], ["--gen-length", "integer"]),
+    (["--gen-length", "abc"], ["--gen-length must be a whole number (nearest valid: 1), got 'abc'"]),
+    (["--gen-length=12.7"], ["--gen-length must be a whole number (nearest valid: 13), got '12.7'"]),
+    (["--threshold", "high"], ["--threshold must be a number (nearest valid: 0), got 'high'"]),
+    (["--top-p", "7x"], ["--top-p must be a number (nearest valid: 1), got '7x'"]),
     (["--gen-length"], ["--gen-length", "requires an argument"]),
     (["surplus"], ["surplus"]),
 ]

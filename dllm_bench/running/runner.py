@@ -173,10 +173,11 @@ class Runner:
         if over:
             spec, sample = over[0]
             self.events.warn(
-                f"samples of {spec.label} take more than their context: {sample.actual_ctx} of {spec.ctx} tokens, prompt "
-                "and budget (column actual_ctx)"
+                f"samples of {spec.label} take more than their context: prompt and budget of the first are "
+                f"{sample.actual_ctx} tokens (column actual_ctx)"
             )
-        self._check_positions(max((sample.actual_ctx for _, sample in made), default=0))
+        for _, sample in made:
+            self._check_positions(sample.actual_ctx)
 
     def _check_positions(self, tokens: int) -> None:
         if tokens > self.model.max_positions and not self._warned:
