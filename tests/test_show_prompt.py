@@ -107,8 +107,6 @@ def test_a_task_without_a_length_gets_the_models_positions(tmp_path: Path) -> No
     facts = told("--task", "free_task", "--model", str(write_text_model(tmp_path)))
     assert "up to 64," in facts["prompt"] and facts["gen_length"] == 64 and facts["beyond_max_positions"]
     assert 'until       ["\\n", "Q:"]' in shown("--task", "free_task")
-        "--task", "free_task"
-    )
 
 
 def test_the_weights_are_not_read(tmp_path: Path) -> None:
