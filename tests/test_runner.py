@@ -23,6 +23,7 @@ from dllm_bench.running.lengths import ctx_name, parse_ctx
 from dllm_bench.running.runner import Cell, Runner, warm_up_settings
 from dllm_bench.running.spec import Request, RunSpec, check, decode_settings, expand
 from dllm_bench.running.store import Store
+from dllm_bench.running.task import Sample
 
 TESTS = Path(__file__).parent
 HERE = Environment("Toy CPU", 2, "2", None, "3", "Linux", None, None)
@@ -198,6 +199,21 @@ def test_contexts_beyond_the_model_are_marked_with_one_warning(tmp_path: Path) -
     Runner(model, ToyTask(model.codec), Store(tmp_path), ToyGenerate(), HERE, events).run(cells)
     assert [row["beyond_max_positions"] for row in Store(tmp_path).read()] == [False, True, True]
     assert len(events.warnings) == 1 and "512" in events.warnings[0] and "300" in events.warnings[0]
+
+
+def test_samples_that_take_more_than_their_context_are_told_of_before_anything_runs(tmp_path: Path) -> None:
+    class Wide(ToyTask):
+        def sample(self, subset: str, index: int, *, ctx: int | None, gen_length: int, seed: int) -> Sample:
+            assert ctx is not None
+            return super().sample(subset, index, ctx=ctx + 8 * (ctx > 256), gen_length=gen_length, seed=seed)
+
+    model, events, told = ToyModel(), Silent(), []
+    generate = ToyGenerate(lambda index: told.append(list(events.warnings)))
+    cells = cells_of(one_request(ctxs=["256,512"], samples=1), model)
+    Runner(model, Wide(model.codec), Store(tmp_path), generate, HERE, events).run(cells)
+    [warning] = events.warnings
+    assert "512 take more than their context" in warning and "520 tokens" in warning
+    assert told == [[warning], [warning]]
 
 
 def test_each_sample_has_its_own_seed_that_never_changes(tmp_path: Path) -> None:
