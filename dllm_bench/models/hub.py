@@ -138,6 +138,10 @@ class Model(ModelInfo):
     dtype: str
     device: str
 
+    def __post_init__(self) -> None:
+        # one truth: a model whose network is replaced has the config of that network
+        self.config = self.network.config
+
 
 def check_dtype(dtype: str) -> None:
     """Raises UserError for an unknown dtype name, without importing torch."""
