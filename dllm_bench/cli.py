@@ -17,6 +17,7 @@ from dllm_bench.commands.leaderboard import leaderboard
 from dllm_bench.commands.plot import plot
 from dllm_bench.commands.prepare import prepare
 from dllm_bench.commands.run import run
+from dllm_bench.commands.score import rescore, score
 from dllm_bench.commands.show import list_things, show
 from dllm_bench.commands.show_prompt import show_prompt
 from dllm_bench.errors import UserError
@@ -54,6 +55,8 @@ app.command("prepare")(prepare)
 app.command("show-prompt")(show_prompt)
 app.command("generate")(generate)
 app.command("fidelity")(fidelity)
+app.command("score")(score)
+app.command("rescore")(rescore)
 app.command("check")(check)
 app.command("list")(list_things)
 app.command("show")(show)

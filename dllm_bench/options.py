@@ -100,14 +100,16 @@ def _literal(value: Any, allowed: tuple[Any, ...], what: str) -> Any:
 def _union(value: Any, kinds: tuple[Any, ...], what: str, field: dataclasses.Field[Any]) -> Any:
     if type(None) in kinds and (value is None or str(value).lower() in ("none", "null")):
         return None
-    rest = [k for k in kinds if k is not type(None)]
-    for i, kind in enumerate(rest):
+    last: UserError | None = None
+    for kind in (k for k in kinds if k is not type(None)):
         try:
             return _convert(value, kind, what, field)
-        except UserError:
-            if i == len(rest) - 1:
-                raise
-    raise AssertionError("a union without members")
+        except UserError as error:
+            last = error
+    if str(value).isalpha() and any(get_origin(kind) is Literal for kind in kinds):
+        raise choice(f"value for {what}:", str(value), [name for kind in kinds for name in _type_name(kind).split("|")])
+    assert last is not None, "a union without members"
+    raise last
 
 
 def _list(value: Any, kind: Any, what: str, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
@@ -115,7 +117,8 @@ def _list(value: Any, kind: Any, what: str, field: dataclasses.Field[Any]) -> tu
         try:
             value = json.loads(value if value.lstrip().startswith("[") else f"[{value}]")
         except json.JSONDecodeError:
-            raise UserError(f"{what} must be a list such as [0.4,0.4], got '{value}'") from None
+            example = "[3,17]" if kind is int else "[0.4,0.4]"
+            raise UserError(f"{what} must be a list such as {example}, got '{value}'") from None
     if not isinstance(value, list | tuple):
         value = [value]
     return tuple(_convert(v, kind, what, field) for v in value)

@@ -138,7 +138,9 @@ class ACache(DualCache):
         start, stop = self._range(request)
         canvas = request.canvas
         if not 0 <= start <= stop <= canvas.length:
-            raise UserError(f"acache: affix {start}:{stop} goes beyond the canvas of {canvas.length} positions")
+            end = canvas.start if start < canvas.start else canvas.length
+            valid = f"affix_end is {end}" if start <= canvas.length else f"affix_start is {max(0, canvas.start - 1)}"
+            raise UserError(f"acache: affix {start}:{stop} goes beyond the canvas: nearest valid {valid}")
         if start < canvas.stop and canvas.start < stop and start < stop:
             near = canvas.start if start < canvas.start else start
             raise UserError(

@@ -80,7 +80,7 @@ class DepthWeaveKv(Memory):
 
     name = "depthweave_kv"
     paper = "DepthWeave-KV, arXiv 2607.06523, section 3 (no public code)"
-    summary = "prompt K/V as 8-bit low-rank codes and routed 4-bit residuals (adapted: training-free router and gates)"
+    summary = "prompt K/V as 8-bit low-rank codes and routed 4-bit residuals"
     caveat = "adapted: training-free router and gates"
     cost = (
         "saves memory, not time: holds about rank + 6 bytes per prompt vector of K or V, bases and second moments per "
@@ -119,6 +119,9 @@ class DepthWeaveKv(Memory):
         config = request.network.config
         if config.head_dim > LARGEST_HEAD:
             raise UserError(f"{self.name} codes heads of at most {LARGEST_HEAD} channels, not {config.head_dim}")
+        given, last = self.options.delimiters, config.embedding_size - 1
+        if given != "auto" and max(given, default=0) > last:
+            raise UserError(f"{self.name} option delimiters: token ids end at {last} (nearest valid), got {max(given)}")
         self._prompt, self._length = request.canvas.start, request.length
         self._layers = [_Layer() for _ in range(config.num_layers)]
         self._coder = Coder(request, self.options)
@@ -130,6 +133,8 @@ class DepthWeaveKv(Memory):
     def begin_pass(self, window: Window, refresh: bool) -> None:
         super().begin_pass(window, refresh)
         self._fresh_from = 0 if refresh else len(self._layers)
+        # a study may have read a layer since the last pass
+        self._scratch, self._here = [], None
         self._coded = False
         self._coder.begin_pass()
 
@@ -141,6 +146,8 @@ class DepthWeaveKv(Memory):
         super().end_pass()
         self._leave()
         self._scratch, self._here, self._asked = [], None, None
+        # from now on what was refreshed is read as it was coded
+        self._fresh_from = len(self._layers)
 
     def end(self) -> None:
         super().end()
@@ -364,5 +371,5 @@ class DepthWeaveTuned(DepthWeaveKv):
     """DepthWeave-KV with what single important tokens need."""
 
     name = "depthweave_tuned"
-    summary = "depthweave_kv with center=true, salience=true, dense_top=0.02 (adapted: training-free router and gates)"
+    summary = "depthweave_kv with center=true, salience=true, dense_top=0.02"
     options_class = DepthWeaveTunedOptions

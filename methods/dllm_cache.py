@@ -133,6 +133,10 @@ class DllmCache(Method):
         self._chosen.clear()
         return Rows.range(0, self.request.length) if self._prompt_due else self._kept
 
+    def refreshes(self, window: Window, rows: Rows) -> bool:
+        # with a prompt of one token, which predicts the response's first, the rows kept are all rows too
+        return self._prompt_due
+
     def layer(self, layer: int, x: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         if self._forced(layer) or (self._prompt_due and self._response_due):
             return self._refresh(layer, x, rows), rows

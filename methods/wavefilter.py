@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dllm_bench.caching.memory import Memory, Pieces, gather_runs, held_bytes
 from dllm_bench.caching.part import Part
+from dllm_bench.caching.regions import RegionKeys, RegionTransform
 from dllm_bench.caching.selection import best_share, votes
-from dllm_bench.caching.wavelets import low_pass
 from dllm_bench.errors import UserError
 from dllm_bench.lazy import LazyModule
 from dllm_bench.options import Options, option
@@ -92,15 +92,12 @@ class _Layer:
     """State of one layer.
 
     Attributes:
-        levels: region keys [B, Hkv, n, d] of the scales 1 … levels. built: filtered positions they stand for.
-        stale: rows written since. version: rises with every write among the filtered positions.
+        regions: region keys of the filtered positions. version: rises with every write among those.
         renewed: all that is filtered was written in this pass, so this layer reads densely.
         used: whether the last pass read the selection. visible: which keys [B, Hkv, N] that gave, once it is asked.
     """
 
-    levels: list[Tensor] = field(default_factory=list)
-    built: int = 0
-    stale: list[Rows] = field(default_factory=list)
+    regions: RegionKeys
     version: int = 0
     choice: _Choice | None = None
     renewed: bool = False
@@ -120,9 +117,11 @@ class WaveFilter(Memory):
         "attention; the region keys add 37.5 % to K and V: it saves time, not memory"
     )
     notes = (
-        "The paper transforms the gathered keys again at every scale, layer and step; for Haar the region keys of the "
-        "unfiltered prompt give the same selection, so they are kept and renewed with the keys (literal=true pays the "
-        "paper's cost). Where the paper is silent: one selection per key head, keys after RoPE at their positions, all "
+        "No public code: the defaults are the paper's, and ours where it is silent. The paper transforms the gathered "
+        "keys again at every scale, layer and step; for Haar the region keys of the unfiltered prompt give the same "
+        "selection, so by default they are kept and renewed with the keys (literal=true pays the paper's cost). Its "
+        "sum of scores is printed over regions and read as over rows, and ids of a finer scale count within the "
+        "coarser selection. Where it is silent: one selection per key head, keys after RoPE at their positions, all "
         "rows and query heads of a group vote, the last P mod 2^levels tokens are kept, and passes and layers that "
         "renew all rows are not filtered. In infill only what stands before the response is filtered, what stands "
         "behind it is kept whole. The paper tunes keep per data set within [0.3, 1]. A selection shared by passes "
@@ -145,15 +144,17 @@ class WaveFilter(Memory):
 
     def begin(self, request: Request) -> None:
         super().begin(request)
-        count = request.network.config.num_layers
-        beyond = [i for i in self.options.skip_layers if i >= count]
+        count, options = request.network.config.num_layers, self.options
+        beyond = [i for i in options.skip_layers if i >= count]
         if beyond:
             raise UserError(
                 f"wavefilter option skip_layers: the model has {count} layers, 0 to {count - 1} "
                 f"(nearest valid: {count - 1}), got {beyond[0]}"
             )
-        self._layers = [_Layer() for _ in range(count)]
-        self._literal = self.options.literal or self.options.wavelet != "haar"
+        center = options.rope_space == "center"
+        transform = RegionTransform(request.network, options.levels, options.wavelet, options.norm, center)
+        self._layers = [_Layer(RegionKeys(transform)) for _ in range(count)]
+        self._literal = options.literal or options.wavelet != "haar"
         self._required: tuple[int, ...] = ()
         self._forced: tuple[int, ...] = ()
         self._cut = -1
@@ -199,9 +200,10 @@ class WaveFilter(Memory):
             return
         state.version += 1
         if self._renews(rows):
-            state.built, state.stale, state.choice, state.renewed = 0, [], None, True
-        elif state.built:
-            state.stale.append(rows)
+            state.choice, state.renewed = None, True
+            state.regions.forget()
+        else:
+            state.regions.touch(rows)
 
     def write_values(self, layer: int, rows: Rows, v: Tensor) -> None:
         self.lower.write_values(layer, rows, v)
@@ -276,10 +278,8 @@ class WaveFilter(Memory):
             for kept, fresh in zip(piece, self.lower.gather(layer, rest, 2), strict=False):
                 kept[:, :, : fresh.shape[2] - self._odd] = fresh[:, :, self._odd :]
             return piece
-        first = [rest, choice.pairs * 2]
-        if self._forced:
-            first.append((self._forced_pairs * 2).expand(shape))
-        k, v = self.lower.gather(layer, torch.cat(first, dim=2), 2)
+        forced = [(self._forced_pairs * 2).expand(shape)] if self._forced else []
+        k, v = self.lower.gather(layer, torch.cat([rest, choice.pairs * 2, *forced], dim=2), 2)
         piece = (k[:, :, self._odd :], v[:, :, self._odd :])
         choice.hidden = None
         if self._forced:
@@ -315,10 +315,11 @@ class WaveFilter(Memory):
         """The kept pairs [B, Hkv, k], ascending, for scaled queries [B, Hkv, R, d]."""
         if self._literal:
             return self._choose_literally(layer, q)
-        self._renew(layer, state, q.shape[0])
+        room = self._cut if self.options.scope == "prompt" else self.request.canvas.stop
+        state.regions.renew(self.lower, layer, self._cut, room)
         regions: Tensor | None = None
         for scale, share in zip(range(self.options.levels, 0, -1), self.options.shares, strict=True):
-            keys = state.levels[scale - 1]
+            keys = state.regions.levels[scale - 1]
             keys = keys[:, :, : self._cut >> scale] if regions is None else gather_runs(keys, regions * 2, 2)
             kept = self._best(q, keys, share)
             regions = kept if regions is None else 2 * regions.gather(2, kept >> 1) + (kept & 1)
@@ -328,10 +329,11 @@ class WaveFilter(Memory):
     def _choose_literally(self, layer: int, q: Tensor) -> Tensor:
         """The same by the paper's letter: transform what is left of the keys, gather, and again at the next scale."""
         self.network.counters.index_builds += 1
+        transform = self._layers[layer].regions.transform
         left = torch.arange(self._cut, device=q.device).expand(*q.shape[:2], -1)
         keys = self.lower.whole(layer)[0][:, :, : self._cut]
         for scale, share in zip(range(self.options.levels, 0, -1), self.options.shares, strict=True):
-            kept = self._best(q, self._region_keys(keys, left, scale), share)
+            kept = self._best(q, transform(keys, left, scale), share)
             tokens = (kept << scale).unsqueeze(-1) + torch.arange(1 << scale, device=q.device)
             left = left.gather(2, tokens.flatten(2))
             if scale > 1:
@@ -348,61 +350,6 @@ class WaveFilter(Memory):
             found = found.sum(dim=1, keepdim=True).expand(b, h, n)
         return best_share(found, share)
 
-    # -- region keys ------------------------------------------------------------------------------------------------
-
-    def _renew(self, layer: int, state: _Layer, batch: int) -> None:
-        """Brings the region keys up to date: whole after a refresh, else where keys were written."""
-        if state.built == self._cut and not state.stale:
-            return
-        levels, regions = self.options.levels, self._cut >> self.options.levels
-        parts = [self._touched(rows, regions) for rows in state.stale]
-        parts.append(torch.arange(state.built >> levels, regions, device=self.network.device))
-        state.stale = []
-        if state.built == 0 or sum(len(p) for p in parts) > regions // 2:
-            self._build(layer, state)
-        elif touched := [p for p in parts if len(p)]:
-            where = torch.cat(touched)
-            first = (where << levels).expand(batch, self.network.config.num_kv_heads, -1)
-            keys = self.lower.gather(layer, first, 1 << levels)[0]
-            tokens = (where << levels).unsqueeze(1) + torch.arange(1 << levels, device=where.device)
-            for scale, level in enumerate(state.levels, start=1):
-                inner = torch.arange(1 << (levels - scale), device=where.device)
-                index = ((where << (levels - scale)).unsqueeze(1) + inner).flatten()
-                level.index_copy_(2, index, self._region_keys(keys, tokens.flatten(), scale))
-        state.built = self._cut
-
-    def _build(self, layer: int, state: _Layer) -> None:
-        self.network.counters.index_builds += 1
-        keys = self.lower.whole(layer)[0][:, :, : self._cut]
-        room = self._cut if self.options.scope == "prompt" else self.request.canvas.stop
-        plain = self.options.rope_space == "post"
-        where = torch.arange(self._cut, device=keys.device)
-        source = keys
-        for scale in range(1, self.options.levels + 1):
-            # after RoPE a scale follows from the one below it
-            fresh = low_pass(source, "haar", 1, self.options.norm) if plain else self._region_keys(keys, where, scale)
-            if len(state.levels) < scale:
-                state.levels.append(keys.new_empty(*keys.shape[:2], room >> scale, keys.shape[3]))
-            source = state.levels[scale - 1][:, :, : fresh.shape[2]].copy_(fresh)
-
-    def _touched(self, rows: Rows, regions: int) -> Tensor:
-        """The coarsest regions that rows lie in; rows behind them count for the last, which is only made again."""
-        levels = self.options.levels
-        if rows.span is not None:
-            last = min((rows.span.stop - 1) >> levels, regions - 1)
-            return torch.arange(rows.span.start >> levels, last + 1, device=self.network.device)
-        assert rows.index is not None
-        return (rows.index >> levels).clamp(max=regions - 1)
-
-    def _region_keys(self, keys: Tensor, where: Tensor, scale: int) -> Tensor:
-        """Low-pass of keys [B, Hkv, n, d] at positions `where` ([n], or per head), regions of 2^scale."""
-        options = self.options
-        if options.rope_space == "post":
-            return low_pass(keys, options.wavelet, scale, options.norm)
-        plain = self.network.rope_at(keys, where, back=True)
-        centers = where[..., :: 1 << scale] + ((1 << scale) - 1) / 2
-        return self.network.rope_at(low_pass(plain, options.wavelet, scale, options.norm), centers)
-
     # -- reports ----------------------------------------------------------------------------------------------------
 
     def kept(self, layer: int) -> list[list[int]] | None:
@@ -417,12 +364,12 @@ class WaveFilter(Memory):
     def bytes(self) -> dict[str, int]:
         choices = [s.choice for s in self._layers if s.choice is not None]
         joint = [t for c in choices if c.joint is not None for t in c.joint[1]]
-        held = {
-            "region_keys": held_bytes(t for s in self._layers for t in s.levels),
+        return {
+            **super().bytes(),
+            "region_keys": held_bytes(t for s in self._layers for t in s.regions.levels),
             "indices": held_bytes([self._rest, *(t for c in choices for t in (c.pairs, c.hidden))]),
             "selected": held_bytes(joint),
         }
-        return {**super().bytes(), **held}
 
     def report(self) -> dict[str, Any]:
         """How much was filtered, and how many positions each key head of a layer kept, forced ones aside."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,8 +19,10 @@ from dllm_bench.caching.rows import Rows
 from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.decoding.windows import Window
 from dllm_bench.errors import UserError
+from dllm_bench.methods.acache import ACache
 from dllm_bench.methods.fast_dllm import FastDllm, FastDllmOptions
 from dllm_bench.models.counters import Counters
+from dllm_bench.models.network import Network
 from dllm_bench.options import option
 
 FAULTS: list[tuple[type[Part], str]] = []
@@ -540,6 +543,30 @@ class ReadsThePrompt(FastDllm):
     def begin(self, request: Request) -> None:
         super().begin(request)
         assert request.ids[0, 0] != request.canvas.mask_id
+
+
+@caught_by("shared_untouched")
+class WritesTheAffix(ACache):
+    """Rotates the shared keys to their place where they lie."""
+
+    def layer(self, layer: int, x: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+        if self._adopts:
+            keys = self._state("keys")[layer]
+            keys.copy_(self.network.rope(keys, self._affix.where))
+        return super().layer(layer, x, rows)
+
+
+@caught_by("shared_untouched")
+class MakesMoreThanItSays(ACache):
+    """Shared state that depends on the request it is made in, not on its tokens alone."""
+
+    def shared_span(self, request: Request) -> tuple[int, int] | None:
+        self._tint = float(request.ids[0, :].sum())
+        return super().shared_span(request)
+
+    def prepare(self, network: Network, ids: Tensor) -> Mapping[str, Sequence[Tensor]]:
+        made = super().prepare(network, ids)
+        return {**made, "values": [v * (1 + self._tint % 7) for v in made["values"]]}
 
 
 # -- what is no fault, or not one of the kit's alone ------------------------------------------------------------------

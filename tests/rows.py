@@ -35,6 +35,8 @@ def make_row(**changes: Any) -> dict[str, Any]:
         "seed": 0,
         "index": 0,
         "score": 1.0,
+        "scores": '{"score": 1.0}',
+        "scorer_version": 1,
         "masks_left": 0,
         "useful_tokens": 10,
         "canvas_tokens": 64,

@@ -241,7 +241,8 @@ def test_options_come_before_the_declared_span_and_that_before_the_default() -> 
     [
         ({"affix_end": 36}, r"affix 0:36 overlaps the response 35:51: nearest valid affix_end is 35"),
         ({"affix_start": 40, "affix_end": 45}, r"overlaps the response"),
-        ({"affix_end": 99}, r"affix 0:99 goes beyond the canvas of 51 positions"),
+        ({"affix_end": 99}, r"affix 0:99 goes beyond the canvas: nearest valid affix_end is 35"),
+        ({"affix_start": 99}, r"affix 99:51 goes beyond the canvas: nearest valid affix_start is 34"),
         ({"affix_start": 5, "affix_end": 3}, r"lies before affix_start=5: nearest valid is 5"),
         ({"affix": "none", "affix_end": 3}, r"affix=none excludes"),
         ({"anchor_ratio": 1.2}, r"at most 1"),

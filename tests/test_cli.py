@@ -342,6 +342,10 @@ def test_version_help_and_lists(call: Call) -> None:
     code, out, _ = call("show", "fast_dllm")
     assert code == 0 and "2505.22618" in out and "step_cap" in out and "dual|prefix" in out
     assert call("show", "baseline")[1].endswith("options  none\n")
+    assert "alone  means fast_dllm+wavefilter" in call("show", "wavefilter")[1]
+    code, out, _ = call("show", "elastic_cache+wavefilter")
+    assert code == 0 and "\n\nwavefilter: partial" in out and out.startswith("elastic_cache: ")
+    one_line(call("show", "elastic_cache+wavefiltr"), "did you mean 'wavefilter'")
     assert "pinned" in call("show", "dream-7b-base")[1]
 
 

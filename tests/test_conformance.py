@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from faulty_methods import FAULTS, Boastful, Capped, Choosy, Impossible, Loud, Ranged
 from typer.testing import CliRunner
 
@@ -19,8 +20,9 @@ from dllm_bench.caching.part import METHODS, Part
 from dllm_bench.cli import app, main
 from dllm_bench.conformance import runner
 from dllm_bench.conformance.check import Result
+from dllm_bench.conformance.meter import Watch
 from dllm_bench.conformance.runner import CHECKS, run_checks
-from dllm_bench.conformance.subject import Subject
+from dllm_bench.conformance.subject import Subject, fixture_network
 from dllm_bench.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -66,6 +68,18 @@ def test_values_that_the_core_lets_in_are_caught(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("dllm_bench.options._in_range", lambda *_: None)
         (result,) = run_checks(Subject(name), only=["options_refused"])
     assert (result.status, result.detail) == ("fail", "option every=0 is accepted, though out of range")
+
+
+def test_a_view_is_as_large_as_what_lies_behind_it() -> None:
+    network = fixture_network("plain", "float32")
+    row = torch.zeros(100)
+    with Watch(network) as watch:
+        row.as_strided((90, 10), (1, 1)).index_select(0, torch.tensor([4, 7])).sum()
+        row.expand(100, 100)[3].sum()
+    assert watch.elements == 100
+    with Watch(network) as watch:
+        row.expand(100, 100).clone()
+    assert (watch.elements, watch.shape) == (10_000, (100, 100))
 
 
 def test_options_that_leave_masks_on_purpose_are_no_fault() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from golden_cases import cases, model
+from typer.testing import CliRunner
 
 from dllm_bench import UserError, generate
 from dllm_bench.caching.part import METHODS
 from dllm_bench.caching.spec import parse_method
+from dllm_bench.cli import app
 from dllm_bench.decoding.canvas import Canvas
 from dllm_bench.decoding.loop import denoise
 from dllm_bench.decoding.settings import DecodeSettings
@@ -219,11 +221,22 @@ def test_options_and_presets() -> None:
 
 @pytest.mark.parametrize("name", ["depthweave_kv", "depthweave_tuned"])
 def test_it_says_that_it_is_adapted(name: str) -> None:
-    assert "adapted: training-free router and gates" in METHODS.get(name).summary
+    for arguments in (["list", "methods"], ["show", name], ["show", f"elastic_cache+{name}"]):
+        shown = " ".join(CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).stdout.split())
+        assert f"{METHODS.get(name).summary} [adapted: training-free router and gates]" in shown
     assert parse_method(name, {"rank": 8}).label == (
         f"fast_dllm+{name}({name}.rank=8) [adapted: training-free router and gates]"
     )
     assert parse_method("fast_dllm").label == "fast_dllm"
+
+
+def test_delimiters_beyond_the_models_ids_are_refused() -> None:
+    loaded = model("llada_fastdllm")
+    last = loaded.config.embedding_size - 1
+    decode = {"gen_length": 8, "block_length": 8, "tokens_per_pass": 8}
+    generate(loaded, [3, 4, 5], "depthweave_kv", {"delimiters": [4, last]}, decode)
+    with pytest.raises(UserError, match=rf"token ids end at {last} \(nearest valid\), got {last + 1}"):
+        generate(loaded, [3, 4, 5], "depthweave_kv", {"delimiters": [4, last + 1]}, decode)
 
 
 def test_too_wide_heads_are_refused() -> None:

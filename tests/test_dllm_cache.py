@@ -288,3 +288,21 @@ def test_memories_that_want_keys_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         parse_method("sparse_dllm+stacked")
     with pytest.raises(TypeError, match="without keys"):
         Memory.write_values(Stacked(), 0, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [1, 2])
+def test_memories_are_told_of_a_refresh_only_where_the_prompt_is_renewed(prompt: int) -> None:
+    """With shifted logits and a prompt of one token the rows kept are all rows, and yet most passes renew a part."""
+    told: list[bool] = []
+
+    class Told(DenseMemory):
+        def begin_pass(self, window: Window, refresh: bool) -> None:
+            told.append(refresh)
+            super().begin_pass(window, refresh)
+
+    settings = DecodeSettings.make({"gen_length": 8, "block_length": 8, "tokens_per_pass": 1}, "dream")
+    loaded = model(DREAM)
+    canvas = Canvas.make([5] * prompt, settings, loaded.config, loaded.network.device)
+    options = DllmCacheOptions(prompt_interval=3, response_interval=2)
+    run = denoise(loaded.network, canvas, lambda: DllmCache(options, Told()), settings)
+    assert told == [i % 3 == 0 for i in range(run.counters.nfe)] and len(told) == 8

@@ -48,7 +48,8 @@ COMMANDS = {
     "list": ["list", "methods"],
     "show": ["show", "periodic"],
     "check": ["check", "periodic", "--set", "every=3", "--json"],
-    "run": ["run", "--method", "periodic", "--set", "every=0", "--task", "ruler_niah", "--ctx", "512"],
+    "refused": ["run", "--method", "periodic", "--set", "every=0", "--task", "ruler_niah", "--ctx", "512"],
+    "run": ["run", "--method", "periodic", "--task", "ruler_niah", "--ctx", "512", "--samples", "1", "--out"],
     "generate": [
         *("generate", "--model", str(ROOT / "tests" / "golden" / "llada_fastdllm"), "--method", "periodic"),
         *("--set", "every=3", "--gen-length", "16", "--block-length", "8", "--tokens-per-pass", "1"),
@@ -70,9 +71,11 @@ def call(*commands: list[str], site: Path | None = None) -> list[tuple[int, str,
 @pytest.fixture(scope="module")
 def told(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
     """What each command says where the example is installed."""
-    prompt = tmp_path_factory.mktemp("prompt") / "ids.json"
+    folder = tmp_path_factory.mktemp("told")
+    prompt = folder / "ids.json"
     prompt.write_text(json.dumps([3, 4, 5, 6, 7, 8, 9]))
-    lines = {**COMMANDS, "generate": [*COMMANDS["generate"], str(prompt)]}
+    ends = {"generate": str(prompt), "run": str(folder / "runs")}
+    lines = {name: [*line, *([ends[name]] if name in ends else [])] for name, line in COMMANDS.items()}
     return dict(zip(lines, call(*lines.values(), site=installed), strict=True))
 
 
@@ -92,11 +95,14 @@ def test_it_conforms(told: dict[str, tuple[int, str, str]]) -> None:
     code, out, err = told["check"]
     assert code == 0, out + err
     found = json.loads(out)
-    assert found["options"] == {"every": 3} and {c["status"] for c in found["checks"]} == {"pass"}
+    assert found["options"] == {"every": 3}
+    assert [c["name"] for c in found["checks"] if c["status"] != "pass"] == ["shared_untouched"], "it shares nothing"
 
 
 def test_it_runs(told: dict[str, tuple[int, str, str]]) -> None:
-    code, _, err = told["run"]
+    code, out, err = told["run"]
+    assert code == 0 and "periodic" in out, err
+    code, _, err = told["refused"]
     assert code == 2 and "every' must be at least 1" in err, "its options are checked before a model is loaded"
     code, out, err = told["generate"]
     assert code == 0, err
@@ -109,6 +115,8 @@ def test_the_guide_shows_the_example_as_it_is() -> None:
     guide = (ROOT / "docs" / "writing_a_method.md").read_text()
     for name in ("my_method.py", "pyproject.toml"):
         assert f"\n{(EXAMPLE / name).read_text()}```" in guide, f"{name} differs from docs/writing_a_method.md"
-    table = [line.split() for line in guide.splitlines() if "pass  " in line]
-    assert [(line[0], " ".join(line[2:])) for line in table] == [(c.name, c.what) for c in CHECKS]
+    table = [line.split() for line in guide.splitlines() if "pass  " in line or "skip  " in line]
+    assert [line[0] for line in table] == [c.name for c in CHECKS] and f"\n{len(CHECKS)} checks on random" in guide
+    told = {line[0]: " ".join(line[2:]) for line in table if line[1] == "pass"}
+    assert told == {c.name: c.what for c in CHECKS if c.name != "shared_untouched"}
     assert len((EXAMPLE / "my_method.py").read_text().splitlines()) <= 40

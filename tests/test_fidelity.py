@@ -186,9 +186,18 @@ def test_drift_is_relative_and_apart_for_prompt_and_response() -> None:
     assert step == [8] and found.steps[3].key_drift["prompt"][-1] > 1e-4  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("method", [n for n in METHODS.names() if not n.startswith("toy")])
+STACKS = (
+    "elastic_cache+wavefilter",
+    *(f"{m}+depthweave_kv+wavefilter" for m in ("fast_dllm", "elastic_cache", "acache")),
+)
+
+
+@pytest.mark.parametrize("method", [*(n for n in METHODS.names() if not n.startswith("toy")), *STACKS])
 def test_watching_changes_nothing(method: str) -> None:
-    net, make = model(LLADA).network, parse_method(method).build
+    """Filters at work on the short prompt; the blocks make refreshes follow passes that read a selection."""
+    filters = [part for part, _ in parse_method(method).parts if METHODS.get(part).check_with]
+    sets = {f"{part}.{key}": value for part in filters for key, value in METHODS.get(part).check_with.items()}
+    net, make = model(LLADA).network, parse_method(method, sets).build
     canvas, settings = canvas_of(LLADA)
     try:
         make().check(settings)
@@ -202,6 +211,7 @@ def test_watching_changes_nothing(method: str) -> None:
         (p.kind, p.rows, p.committed) for p in alone.passes
     ]
     assert [step.committed for step in found.steps] == [p.committed for p in alone.passes if p.committed]
+    assert any(value is not None for step in found.steps for value in step.mass_kept) or not filters
 
 
 def test_watching_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

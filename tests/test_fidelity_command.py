@@ -12,8 +12,12 @@ import pytest
 from rows import make_row
 from typer.testing import CliRunner, Result
 
+from dllm_bench.caching.part import METHODS
+from dllm_bench.caching.request import Request
 from dllm_bench.cli import app
 from dllm_bench.errors import UserError
+from dllm_bench.methods.fast_dllm import FastDllm
+from dllm_bench.models.text import TextCodec
 from dllm_bench.reporting.fidelity import DRIFTS, summaries
 from dllm_bench.reporting.fidelity_figure import draw, drift_grid
 from dllm_bench.running import fidelity as running
@@ -59,6 +63,49 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     more = call(folder, "--method", "fast_dllm", "--samples", "3")
     assert "1 samples, 2 kept" in more.stderr and len(Store(folder, FIDELITY).files()) == 1
     assert Store(folder).files() == [], "they are no results"
+
+
+def test_every_row_names_its_method_however_narrow_the_console(tmp_path: Path) -> None:
+    """Columns go before names do; a part's caveat belongs to its name."""
+    methods = "fast_dllm+depthweave_kv+wavefilter,wavefilter_tuned,sparse_dllm"
+    arguments = ["fidelity", *FAST, "--out", str(tmp_path), "--method", methods, "--samples", "1"]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in result.stdout
+    words = " ".join(result.stdout.split())
+    for name in ("+depthweave_kv", "+wavefilter_tuned", "sparse_dllm"):
+        assert name in words
+    assert "training-free" in words and "gates]" in words
+    wide = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).stdout
+    assert "[adapted: training-free router and gates]" in wide
+
+
+def test_methods_know_the_models_tokens(tmp_path: Path) -> None:
+    """As in `run`: a method that treats some tokens by their meaning must be measured as it decodes."""
+    seen: list[Any] = []
+
+    class Reader(FastDllm):
+        name = "reader"
+
+        def begin(self, request: Request) -> None:
+            super().begin(request)
+            seen.append(request.codec)
+
+    METHODS.register("reader", Reader)
+    try:
+        assert call(tmp_path, "--method", "reader", "--samples", "1").exit_code == 0
+    finally:
+        del METHODS._paths["reader"], METHODS._classes["reader"]
+    assert seen and all(isinstance(codec, TextCodec) for codec in seen)
+
+
+def test_passes_that_ask_nothing_of_a_cache_are_told(tmp_path: Path) -> None:
+    """With one pass per block every pass is a refresh, so agreement says nothing."""
+    arguments = ["--method", "fast_dllm", "--samples", "1"]
+    assert "every block took one pass" not in call(tmp_path, *arguments).stdout
+    one = call(tmp_path, *arguments, "--tokens-per-pass", "8")
+    assert "every block took one pass" in one.stdout and one.exit_code == 0
 
 
 def test_fresh_drops_what_it_does_again(tmp_path: Path) -> None:

@@ -197,6 +197,32 @@ def board(width: int, rows: list[dict[str, Any]]) -> list[str]:
 LONG = {"method": "fast_dllm+depthweave_kv+wavefilter", "method_label": "fast_dllm+depthweave_kv+wavefilter"}
 
 
+METRICS = [{"strict": 1.0, "flexible": 1.0}, {"strict": 0.0, "flexible": 1.0}]
+
+
+def test_a_task_with_several_metrics_shows_them_all() -> None:
+    rows = [make_row(**{**row, "scores": json.dumps(METRICS[row["index"] % 2])}) for row in rows_of(4)]
+    rows += rows_of(2, **FAST, score=None, scores=None, status="oom")
+    assert entry_of(rows, "baseline").metrics == {"strict": 0.5, "flexible": 1.0}
+    assert entry_of(rows, "fast_dllm").metrics == {} == entry_of(rows_of(2), "baseline").metrics
+    wide = [line.split() for line in board(160, rows)]
+    assert any({"flexible", "strict"} <= set(line) for line in wide)
+    assert next(line for line in wide if "baseline" in line)[5:7] == ["100.0", "50.0"], wide
+    narrow = "\n".join(board(80, rows))
+    assert "baseline 512: flexible 100.0 %, strict 50.0 %" in " ".join(narrow.split()) and "strict\n" not in narrow
+    told = json.loads(tables.to_json(leaderboard(rows)))
+    assert [record["metrics"] for record in told] == [{"flexible": 1.0, "strict": 0.5}, {}]
+    assert "| flexible % | strict % |" in tables.to_markdown(leaderboard(rows))
+
+
+def test_scores_of_several_scorer_versions_are_told() -> None:
+    mixed = [*rows_of(2), *rows_of(2, **FAST, scorer_version=2)]
+    said = "scored by several versions of the scorer"
+    assert said in "\n".join(board(160, mixed)) and said not in "\n".join(board(160, rows_of(2, scorer_version=2)))
+    failed = rows_of(2, **FAST, score=None, scores=None, scorer_version=None, status="oom")
+    assert said not in "\n".join(board(160, [*rows_of(2), *failed]))
+
+
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_no_table_is_cut(width: int) -> None:
     rows = [*rows_of(8), *rows_of(8, **FAST, decode_seconds=0.0125), *rows_of(8, **LONG, decode_seconds=123.4)]
@@ -226,6 +252,16 @@ def test_the_formats_hold_the_same_numbers() -> None:
     table = [line for line in lines if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1 and len(table) == 4
     assert "| 512 | single | fast_dllm | 4 | 0 | 100.0 | 51–100 | 10.00 | 64.00 | 2.00× |" in table[3]
+
+
+def test_nominal_bytes_stand_beside_the_stored_ones_where_a_method_has_a_formula() -> None:
+    rows = rows_of(2, cache_bytes_peak=3_000_000)
+    assert "nominal" not in tables.to_markdown(leaderboard(rows)) + "\n".join(board(200, rows))
+    held = {"cache_bytes_peak": 2_000_000, "cache_bytes_nominal": 1_500_000.0}
+    coded = rows_of(2, method="squeezed", method_label="squeezed", **held)
+    assert "| cache MB | nominal MB |" in tables.to_markdown(leaderboard([*rows, *coded]))
+    (line,) = [line for line in board(200, [*rows, *coded]) if "squeezed" in line]
+    assert line.split()[-2:] == ["2.00", "1.50"]
 
 
 def test_the_caption_tells_the_decode_settings_that_rule() -> None:

@@ -21,6 +21,7 @@ class Some(Options):
     name: str = option("x", "any text")
     maybe: float | None = option(None, "may be missing", low=0)
     either: int | Literal["auto"] = option("auto", "a number or auto", low=2)
+    word: Literal["auto"] | tuple[int, ...] = option("auto", "a word or a list", low=0)
     shares: tuple[float, ...] = option((0.4, 0.6), "several", low=0, high=1)
 
     def check(self) -> None:
@@ -93,7 +94,9 @@ def test_values(key: str, value: Any, wanted: Any) -> None:
         ("either", 1, "at least 2"),
         ("either", "atuo", "did you mean 'auto'"),
         ("shares", "[0.1, 2]", "at most 1"),
-        ("shares", "[0.1", "a list such as"),
+        ("word", "atuo", "did you mean 'auto'? valid: auto, list of int"),
+        ("word", "[1,", "a list such as [3,17], got"),
+        ("shares", "[0.1", "a list such as [0.4,0.4]"),
         ("shares", "[0.1, x]", "a list such as"),
         ("shares", "[true]", "a number"),
     ],

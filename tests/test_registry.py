@@ -109,6 +109,24 @@ def test_a_broken_plug_in_spoils_no_other_method(monkeypatch: pytest.MonkeyPatch
         parse_method("baseline", ["nothing=1"])
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("window", "write elastic_cache.window or depthweave_kv.window"),
+        ("elastic_cash.window", "unknown part of method 'elastic_cash': did you mean 'elastic_cache'"),
+        ("depthweave_tuned.window", "unknown part of method 'depthweave_tuned': did you mean 'depthweave_kv'"),
+        ("fast_dllm.mode", "belongs to method 'fast_dllm'"),
+        ("depthweave_kv.gamma", "did you mean"),
+    ],
+)
+def test_options_of_a_stack(key: str, said: str) -> None:
+    text = "elastic_cache+depthweave_kv"
+    assert parse_method(text, ["depthweave_kv.window=2", "gamma=0.5"]).options["depthweave_kv.window"] == 2
+    with pytest.raises(UserError) as error:
+        parse_method(text, [f"{key}=3"])
+    assert said in str(error.value)
+
+
 def test_specs() -> None:
     spec = parse_method("fast_dllm", ["fast_dllm.mode=prefix"])
     assert spec.label == "fast_dllm(mode=prefix)" and spec.name == "fast_dllm"
@@ -120,6 +138,8 @@ def test_specs() -> None:
     for text in ("baseline+fast_dllm", "fast_dllm+baseline"):
         with pytest.raises(UserError, match="one refresh method, then memories"):
             parse_method(text)
+    with pytest.raises(UserError, match=r"a refresh method, and that comes first: elastic_cache\+wavefilter"):
+        parse_method("wavefilter+elastic_cache")
     for text in ("", "+", "fast_dllm+", "Fast_dllm", "fast_dllm+nothing"):
         with pytest.raises(ChoiceError, match="unknown method"):
             parse_method(text)

@@ -326,6 +326,15 @@ def test_the_best_share_is_stable_and_ascending() -> None:
     assert best_share(scores, 0.01).tolist() == [[0], [0], [2]]
 
 
+@pytest.mark.parametrize("values", [1, 2, 5, 40, 10**6])
+def test_the_best_share_is_that_of_a_stable_sort(values: int) -> None:
+    draw = torch.Generator().manual_seed(values)
+    for share in (0.01, 0.27, 0.4, 0.99):
+        scores = torch.randint(0, values, (2, 3, 100), generator=draw) / 8
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : math.ceil(share * 100)]
+        assert torch.equal(best_share(scores, share), best.sort(dim=-1).values)
+
+
 def test_runs_are_gathered_from_buffers_and_views() -> None:
     t = torch.randn(2, 3, 11, 4)
     first = torch.randint(0, 9, (2, 3, 5))

@@ -95,8 +95,14 @@ def split_sets(sets: Sequence[str]) -> dict[str, str]:
 def _stack(text: str) -> list[str]:
     """Part names, the refresh method first: a memory named alone stands on its own base."""
     names = text.split("+")
-    first = METHODS.get(names[0])
-    return [first.base, *names] if issubclass(first, Memory) else names
+    first, *others = [METHODS.get(name) for name in names]
+    if not issubclass(first, Memory):
+        return names
+    methods = [name for name, cls in zip(names[1:], others, strict=True) if not issubclass(cls, Memory)]
+    if methods:
+        near = "+".join([methods[0], *(name for name in names if name != methods[0])])
+        raise UserError(f"method '{text}': '{methods[0]}' is a refresh method, and that comes first: {near}")
+    return [first.base, *names]
 
 
 def _check_stack(text: str, names: list[str], classes: list[type[Part]]) -> None:
@@ -152,10 +158,10 @@ def _stray(text: str, names: list[str], known: Mapping[str, set[str]], part: str
     mine = sorted({key for n in names for key in known[n]})
     valid = f"its options: {', '.join(mine)}" if mine else "it has no options"
     others = _owners(bare, (n for n in METHODS.names() if n not in names))
+    if part and part not in names and (part not in others or any(bare in known[n] for n in names)):
+        return choice("part of method", part, names)
     if others:
         return UserError(f"option '{bare}' belongs to method '{others[0]}', not to '{text}' ({valid})")
-    if part and part not in names:
-        return choice("part of method", part, names)
     if not mine:
         return UserError(f"method '{text}' has no options, so '{bare}' cannot be set")
     return choice(f"option of method '{text}':", bare, mine)

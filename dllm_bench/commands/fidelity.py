@@ -124,7 +124,7 @@ def _close(store: Store, keys: set[str], plot: Path | None, errors: Console) -> 
 
     rows = [row for row in store.read(fidelity.COLUMNS_READ) if row["key"] in keys]
     made = fidelity.summaries(rows)
-    Console().print(fidelity.table(made))
+    fidelity.print_table(made, Console())
     if plot is not None:
         fidelity_figure.save(made, plot)
         typer.echo(f"wrote {plot}")

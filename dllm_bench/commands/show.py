@@ -31,14 +31,16 @@ def list_things(kind: str = typer.Argument(..., metavar="methods|tasks|models", 
     _table([kind.removesuffix("s"), "what it is"], rows)
 
 
-def show(name: str = typer.Argument(..., help="A method, task or model name.")) -> None:
-    """Show a method's paper, cost and options with their defaults (or a task's, or a model's)."""
+def show(name: str = typer.Argument(..., help="A method (parts joined with +), a task or a model.")) -> None:
+    """Show a method's paper, cost and options with their defaults (of each part of a+b; or a task, or a model)."""
     from dllm_bench.caching.part import METHODS
     from dllm_bench.models.hub import SHORT_NAMES
     from dllm_bench.running.task import TASKS
 
     if name in METHODS.names():
         _show_method(METHODS.get(name))
+    elif "+" in name:
+        _show_stack(name)
     elif name in TASKS.names():
         _show_task(TASKS.get(name))
     elif name in SHORT_NAMES:
@@ -61,7 +63,7 @@ def _tasks() -> list[tuple[str, ...]]:
 
 def _summary(registry: Registry[Any], name: str) -> str:
     try:
-        return str(registry.get(name).summary)
+        return _described(registry.get(name))
     except UserError as error:  # one broken plug-in must not hide the others
         return f"does not load: {error}"
 
@@ -74,9 +76,28 @@ def _models() -> list[tuple[str, ...]]:
     ]
 
 
+def _described(cls: Any) -> str:
+    """The summary, with the caveat of a method that has one."""
+    caveat = getattr(cls, "caveat", "")
+    return str(cls.summary) + (f" [{caveat}]" if caveat else "")
+
+
+def _show_stack(spec: str) -> None:
+    """All parts of a method spec. Raises UserError where they do not fit together."""
+    from dllm_bench.caching.part import METHODS
+    from dllm_bench.caching.spec import parse_method
+
+    for number, (part, _) in enumerate(parse_method(spec).parts):
+        if number:
+            typer.echo()
+        _show_method(METHODS.get(part))
+
+
 def _show_method(cls: type[Part]) -> None:
-    typer.echo(f"{cls.name}: {cls.summary}")
-    _facts({"paper": cls.paper, "cost": cls.cost, "notes": cls.notes})
+    typer.echo(f"{cls.name}: {_described(cls)}")
+    base = getattr(cls, "base", "")
+    alone = f"means {base}+{cls.name}" if base else ""
+    _facts({"alone": alone, "paper": cls.paper, "cost": cls.cost, "notes": cls.notes})
     _options(cls.options_class, "--set")
 
 
@@ -88,7 +109,7 @@ def _show_task(cls: type[Task]) -> None:
             "source": cls.source,
             "subsets": f"{', '.join(cls.subsets)} (default {cls.default_subset})",
             "context": context[cls.ctx],
-            "metrics": ", ".join(cls.metrics),
+            "metrics": ", ".join(cls.metrics) + (" (the first is the score)" if len(cls.metrics) > 1 else ""),
         }
     )
     _options(cls.options_class, "--task-set")

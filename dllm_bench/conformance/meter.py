@@ -183,13 +183,18 @@ class Watch:
     def saw(self, func: Any, args: Any, out: Any) -> None:
         """Books one operation."""
         for t in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(t, torch.Tensor) and t.numel() > self.elements:
-                self.elements, self.shape, self.operation = t.numel(), tuple(t.shape), str(func)
+            if isinstance(t, torch.Tensor) and (held := _elements(t)) > self.elements:
+                self.elements, self.shape, self.operation = held, tuple(t.shape), str(func)
         if self._network.inside:
             return
         for t in (one for a in args for one in (a if isinstance(a, list | tuple) else (a,))):
             if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() in self._weights:
                 self.strayed.append(str(func))
+
+
+def _elements(t: Tensor) -> int:
+    """Numbers that a tensor takes: a view that shows some of them several times takes no more than its storage."""
+    return min(t.numel(), t.untyped_storage().nbytes() // t.element_size())
 
 
 def storage_sizes(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.conformance.check import Failed
+from dllm_bench.caching.request import Request
+from dllm_bench.conformance.check import Failed, Skipped
 from dllm_bench.conformance.fixtures import make_prompt
 from dllm_bench.conformance.meter import held_tensors, storage_sizes, surviving_tensors
 from dllm_bench.conformance.subject import Step, Subject
+from dllm_bench.decoding.canvas import Canvas
+from dllm_bench.decoding.sharing import provide
 
 if TYPE_CHECKING:
     from dllm_bench.caching.method import Method
-    from dllm_bench.decoding.canvas import Canvas
+    from dllm_bench.caching.shared import Shared
+    from dllm_bench.conformance.meter import MeteredNetwork
 
 __all__ = ["CHECKS"]
 
@@ -133,6 +137,37 @@ def bytes_measured(subject: Subject) -> None:
     subject.decode(300, make=build, on_pass=compare)
 
 
+def shared_untouched(subject: Subject) -> None:
+    """State that requests share is read, never written.
+
+    Requests with other questions to one text, the first one again at the end: each answers as with state of its own.
+    """
+    if not subject.spec.build().shares():
+        raise Skipped("requests share no state")
+    text, span = make_prompt(48), (0, 48)
+    for model in ("plain", "shifted"):
+        network = subject.network(model)
+        shared = _shared(subject, network, [*text, *make_prompt(9)], span)
+        before = shared.checksum()
+        for seed in (1, 2, 1):
+            prompt = [*text, *make_prompt(9, seed)]
+            alone = subject.decode(prompt, network=network, span=span)
+            sharing = subject.decode(prompt, network=network, span=span, shared=shared)
+            if shared.checksum() != before:
+                raise Failed("a request wrote the state that it shares with others")
+            if not alone.same(sharing):
+                raise Failed("a request gives something else with shared state than with state of its own")
+
+
+def _shared(subject: Subject, network: MeteredNetwork, prompt: list[int], span: tuple[int, int]) -> Shared:
+    settings = subject.settings(None, network.config.family)
+    canvas = Canvas.make(prompt, settings, network.config, network.device)
+    made = provide(subject.spec.build(), Request(network, canvas, canvas.ids, settings, span))[1]
+    if made is None:
+        raise Skipped("with these options requests share no state")
+    return made
+
+
 def plain_reports(subject: Subject) -> None:
     """Reports for the trace are plain data for JSON."""
     done = subject.decode(37)
@@ -143,4 +178,4 @@ def plain_reports(subject: Subject) -> None:
             raise Failed(f"the report of pass {number} is no plain data: {error}") from error
 
 
-CHECKS: list[Any] = [same_again, independent, recovers, lets_go, bytes_measured, plain_reports]
+CHECKS: list[Any] = [same_again, independent, recovers, lets_go, bytes_measured, shared_untouched, plain_reports]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dllm_bench.caching.shared import Shared
     from dllm_bench.decoding.rules import Decision
     from dllm_bench.decoding.windows import Window
 else:
@@ -179,6 +180,8 @@ class Subject:
         spec: MethodSpec | None = None,
         make: Callable[[], Method] | None = None,
         on_pass: OnPass | None = None,
+        span: tuple[int, int] | None = None,
+        shared: Shared | None = None,
         **changes: Any,
     ) -> Decoded:
         """Decodes one prompt (or a random one of that length) and keeps every pass.
@@ -186,6 +189,7 @@ class Subject:
         Args:
             make: builds the methods; default: fresh ones from the spec.
             on_pass: sees each pass; it may raise.
+            span, shared: what other requests hold too, and the state made of it, as `denoise` takes them.
             changes: changes of the usual decode settings.
 
         Raises:
@@ -193,7 +197,7 @@ class Subject:
         """
         network = network or self.network()
         settings = self.settings(spec, network.config.family, **changes)
-        return decode(network, prompt, settings, make or (spec or self.spec).build, on_pass)
+        return decode(network, prompt, settings, make or (spec or self.spec).build, on_pass, span, shared)
 
 
 def fixture_network(model: str, dtype: str) -> MeteredNetwork:
@@ -210,6 +214,8 @@ def decode(
     settings: DecodeSettings,
     make: Callable[[], Method],
     on_pass: OnPass | None = None,
+    span: tuple[int, int] | None = None,
+    shared: Shared | None = None,
 ) -> Decoded:
     """Decodes with given settings. Raises Failed when the passes do not come to an end."""
     ids = make_prompt(prompt) if isinstance(prompt, int) else prompt
@@ -226,5 +232,5 @@ def decode(
         if len(steps) > limit:
             raise Failed(f"{len(canvas.masked)} of {settings.gen_length} positions are masked after {limit} passes")
 
-    run = denoise(network, canvas, make, settings, keep)
+    run = denoise(network, canvas, make, settings, keep, span, shared)
     return Decoded(run, canvas, ids, steps)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dllm_bench.models.network import Network
+    from dllm_bench.models.text import TextCodec
 else:
     torch = LazyModule("torch")
 
@@ -96,12 +97,13 @@ def compare(
     *,
     span: tuple[int, int] | None = None,
     needles: Sequence[tuple[int, int]] = (),
+    codec: TextCodec | None = None,
 ) -> Comparison:
     """Decodes one canvas in place with a method, and compares each pass with the exact one and with `truth`.
 
     Args:
         truth: from `uncached`, on a canvas that was the same.
-        span: as `denoise` takes it.
+        span, codec: as `denoise` takes them.
         needles: half-open ranges of positions whose tokens a filter should keep.
     """
     built: list[Method] = []
@@ -112,7 +114,7 @@ def compare(
 
     wanted = [p for start, stop in needles for p in range(start, stop)]
     watch = _Watch(network, canvas, settings, built, torch.tensor(wanted, device=network.device, dtype=torch.long))
-    run = denoise(network, canvas, make, settings, watch, span, trace=False)
+    run = denoise(network, canvas, make, settings, watch, span, trace=False, codec=codec)
     # a probe commits nothing and is no step
     passes = run.passes[len(run.passes) - len(watch.steps) :]
     for step, made in zip(watch.steps, passes, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.running.lengths import ctx_name
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-__all__ = ["COLUMNS_READ", "DRIFTS", "Summary", "first_drift", "samples_of", "summaries", "table"]
+__all__ = ["COLUMNS_READ", "DRIFTS", "Summary", "first_drift", "print_table", "samples_of", "summaries"]
 
 Row = Mapping[str, Any]
 
@@ -24,7 +25,7 @@ DRIFTS = ("key_drift_prompt", "key_drift_response", "value_drift_prompt", "value
 _CELL = ("nominal_ctx", "subset", "method_label")
 _SETTING = ("model", "model_fingerprint", "dtype", "device_type", "decode_settings", "task_options", "method_options")
 COLUMNS_READ = (
-    *("key", "status", "error", "step", "task", "seed", "package_version", *_CELL, *_SETTING),
+    *("key", "status", "error", "step", "block_step", "task", "seed", "package_version", *_CELL, *_SETTING),
     *("tokens_compared", "tokens_agreeing", "first_divergent_step", "candidates", "kl_mean", "kl_max"),
     *(*DRIFTS, "mass_kept", "needles_kept"),
 )
@@ -136,11 +137,48 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def table(made: Sequence[Summary]) -> Table:
-    """The closing table; columns without a number are left out."""
+@dataclass(frozen=True)
+class _Column:
+    """A column of numbers: `rank` 0 is never left out, higher ranks are the first to go where there is no room."""
+
+    head: str
+    value: Callable[[Summary], str]
+    rank: int = 0
+
+
+_COLUMNS = (
+    _Column("tokens\nagree %", lambda s: _percent(s.agreement)),
+    _Column("differs\nat step", lambda s: _step(s.first_divergent_step), 1),
+    _Column("KL\nmean", lambda s: _small(s.kl_mean)),
+    _Column("KL\nmax", lambda s: _small(s.kl_max), 3),
+    _Column("drift %\nprompt", lambda s: _percent(s.drift_prompt)),
+    _Column("drift %\nresp.", lambda s: _percent(s.drift_response), 2),
+    _Column("mass\nkept %", lambda s: _percent(s.mass_kept)),
+    _Column("needles\nkept %", lambda s: _percent(s.needles_kept)),
+)
+_LEVELS = ((3, False), (3, True), (2, True), (1, True), (0, True))
+"""What is tried until it fits: the highest rank shown, and whether names of methods are stacked."""
+
+
+def print_table(made: Sequence[Summary], console: Console) -> None:
+    """The closing table. Names of methods are stacked, then columns left out, until it fits the console."""
+    from rich.measure import Measurement
+
+    for highest, stacked in _LEVELS:
+        built = _table(made, highest, stacked)
+        wide = console.options.update(max_width=10_000)
+        if (highest, stacked) == _LEVELS[-1] or Measurement.get(console, wide, built).maximum <= console.width:
+            break
+    console.print(built)
+
+
+def _table(made: Sequence[Summary], highest: int, stacked: bool) -> Table:
+    """Columns without a number are left out."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
+
+    from dllm_bench.reporting.style import stacked as stack
 
     built = Table(
         box=box.SIMPLE_HEAD,
@@ -148,47 +186,39 @@ def table(made: Sequence[Summary]) -> Table:
         title_justify="left",
         title_style="bold",
         caption_justify="left",
-        caption="\n".join(_caption(made)),
+        caption="\n".join(_caption(made, highest)),
         header_style="bold",
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    columns = [(head, [value(one) for one in made]) for head, value in _columns(made)]
-    columns = [(head, texts) for head, texts in columns if set(texts) != {_ABSENT}]
+    lead: list[tuple[str, list[str]]] = [("ctx", [_ABSENT if s.ctx is None else ctx_name(s.ctx) for s in made])]
+    if len({s.subset for s in made}) > 1:
+        lead.append(("subset", [s.subset for s in made]))
+    lead.append(("method", [stack(s.label) if stacked else s.label for s in made]))
+    lead.append(("n", [str(s.samples) for s in made]))
+    if any(s.failed for s in made):
+        lead.append(("failed", [str(s.failed) for s in made]))
+    columns = [(c.head, [c.value(one) for one in made]) for c in _COLUMNS if c.rank <= highest]
+    columns = [*lead, *((head, texts) for head, texts in columns if set(texts) != {_ABSENT})]
     for head, _ in columns:
-        left = head in ("method", "subset")
-        built.add_column(head, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+        built.add_column(head, justify="left" if head in ("method", "subset") else "right", no_wrap=True)
     for i in range(len(made)):
         last = i + 1 == len(made) or made[i + 1].ctx != made[i].ctx
         built.add_row(*(Text(texts[i]) for _, texts in columns), end_section=last)
     return built
 
 
-def _columns(made: Sequence[Summary]) -> Iterator[tuple[str, Any]]:
-    yield "ctx", lambda s: _ABSENT if s.ctx is None else ctx_name(s.ctx)
-    if len({s.subset for s in made}) > 1:
-        yield "subset", lambda s: s.subset
-    yield "method", lambda s: s.label
-    yield "n", lambda s: str(s.samples)
-    if any(s.failed for s in made):
-        yield "failed", lambda s: str(s.failed)
-    yield "tokens\nagree %", lambda s: _percent(s.agreement)
-    yield "diverges\nat step", lambda s: _step(s.first_divergent_step)
-    yield "KL\nmean", lambda s: _small(s.kl_mean)
-    yield "KL\nmax", lambda s: _small(s.kl_max)
-    yield "drift %\nprompt", lambda s: _percent(s.drift_prompt)
-    yield "drift %\nresp.", lambda s: _percent(s.drift_response)
-    yield "mass\nkept %", lambda s: _percent(s.mass_kept)
-    yield "needles\nkept %", lambda s: _percent(s.needles_kept)
-
-
-def _caption(made: Sequence[Summary]) -> Iterator[str]:
-    yield "diverges: median over samples of the first pass with other commits, from 0"
+def _caption(made: Sequence[Summary], highest: int) -> Iterator[str]:
+    if highest >= 1:
+        yield "differs: median over samples of the first pass with other commits, from 0"
     yield "KL of the window's distributions from the exact ones on the same canvas, in nats"
     if any(s.drift_prompt is not None or s.drift_response is not None for s in made):
         yield "drift of the deepest layer behind the last pass, the larger one of keys and values"
     if any(s.mass_kept is not None for s in made):
         yield "kept: of what the filter could have read, in passes that read a selection"
+    steps = [row["block_step"] for s in made for row in s.rows if row["block_step"] is not None]
+    if steps and not any(steps):
+        yield "every block took one pass, so nothing was asked of a cache: --tokens-per-pass 1 makes more passes"
 
 
 def _percent(share: float | None) -> str:

@@ -33,7 +33,8 @@ _HIDDEN = (
 )
 _PARTS = ("tokenisation", "dense", "partial", "commit")
 _MEASURES = (
-    *("status", "score", "useful_tokens", "canvas_tokens", "decode_seconds", "nfe", "dense_passes", "row_layers"),
+    *("status", "score", "scores", "scorer_version"),
+    *("useful_tokens", "canvas_tokens", "decode_seconds", "nfe", "dense_passes", "row_layers"),
     *("first_commit_seconds", "first_block_seconds", "pass_seconds", "cache_bytes_peak", "memory_peak_bytes"),
     *("actual_ctx", "beyond_max_positions", "needle_depths", "cache_bytes_nominal", "shared_bytes", "shared_requests"),
     *("preparation_seconds", "preparation_row_layers", "probe_seconds", "probe_row_layers"),
@@ -71,6 +72,8 @@ class Entry:
     Attributes:
         n: samples with a score; `failed`: samples that ran out of memory, raised, or kept masks (these score 0).
         accuracy: mean score in 0..1 with its 95 % interval.
+        metrics: mean of each metric in 0..1, where the task has several; the first of them is the score.
+        scorers: versions of the scorer that gave these scores; None stands for rows of before there were versions.
         speedup: decode seconds of the baseline over those of this method, both summed over the `speedup_samples`
             samples that both of them ran.
         speedup_same_decode: whether that baseline ran with the same decode settings.
@@ -94,6 +97,8 @@ class Entry:
     failed: int
     accuracy: float | None
     accuracy_interval: Interval | None
+    metrics: Mapping[str, float]
+    scorers: frozenset[int | None]
     actual_ctx: float | None
     useful_tokens_per_second: float | None
     useful_tokens_per_second_interval: Interval | None
@@ -253,6 +258,8 @@ def _entry(identity: tuple[Any, ...], rows: list[Row], baselines: Mapping[Any, l
         failed=sum(row["status"] in FAILED for row in rows),
         accuracy=_mean(scores),
         accuracy_interval=mean_interval(scores),
+        metrics=_metrics(rows),
+        scorers=frozenset(row["scorer_version"] for row in rows if row["score"] is not None),
         actual_ctx=_mean(contexts),
         useful_tokens_per_second=ratio(*useful),
         useful_tokens_per_second_interval=ratio_interval(*useful),
@@ -290,6 +297,14 @@ def _sharing(rows: Sequence[Row], useful: tuple[list[float], list[float]]) -> di
         "probe_seconds": _mean(_known(rows, "probe_seconds")),
         "probe_row_layers": _mean(_known(rows, "probe_row_layers")),
     }
+
+
+def _metrics(rows: Iterable[Row]) -> dict[str, float]:
+    values: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for name, value in json.loads(row["scores"] or "{}").items():
+            values[name].append(value)
+    return {name: fmean(given) for name, given in sorted(values.items())} if len(values) > 1 else {}
 
 
 def _known(rows: Iterable[Row], name: str) -> list[Any]:

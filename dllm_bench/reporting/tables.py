@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -63,8 +64,19 @@ _COLUMNS = (
     _Column("samples\n/ prep.", lambda e: e.samples_per_preparation, 1),
     _Column("probe\ns", lambda e: e.probe_seconds, 1, most=3),
     _Column("cache\nMB", lambda e: _scaled(e.cache_bytes_peak, 1e-6), most=2),
+    _Column("nominal\nMB", lambda e: _scaled(e.cache_bytes_nominal, 1e-6), 2, most=2),
     _Column("memory\nMB", lambda e: _scaled(e.memory_peak_bytes, 1e-6), 5),
 )
+
+
+def _metric_columns(section: Section) -> list[_Column]:
+    """A column per metric of a task that has several. Wide tables only: narrow ones tell them below."""
+    names = sorted({name for cell in section.cells for entry in cell.entries for name in entry.metrics})
+    return [_Column(f"{name}\n%", partial(_metric, name), 1) for name in names]
+
+
+def _metric(name: str, entry: Entry) -> float | None:
+    return _scaled(entry.metrics.get(name), 100)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
@@ -89,13 +101,14 @@ def _fitting(section: Section, console: Console) -> Table:
 
 
 def _table(section: Section, highest: int, stacked: bool) -> Table:
-    columns = [c for c in _COLUMNS if c.rank <= highest and (c.rank == 0 or _any(section, c.value))]
+    every = [*_metric_columns(section), *_COLUMNS]
+    columns = [c for c in every if c.rank <= highest and (c.rank == 0 or _any(section, c.value))]
     failed = any(entry.failed for cell in section.cells for entry in cell.entries)
     apart = len({_subset(section, cell) for cell in section.cells}) > 1
     table = Table(
         box=box.SIMPLE_HEAD,
         title=section.setting.title,
-        caption=_caption(section, sharing_shown=highest >= 1),
+        caption=_caption(section, all_shown=highest >= 1),
         title_justify="left",
         caption_justify="left",
         title_style="bold",
@@ -171,7 +184,7 @@ def _interval(entry: Entry) -> str:
     return f"{100 * low:.0f}–{100 * high:.0f}".rjust(6)
 
 
-def _caption(section: Section, sharing_shown: bool = True) -> str:
+def _caption(section: Section, all_shown: bool = True) -> str:
     entries = [entry for cell in section.cells for entry in cell.entries]
     lines = [f"decoded with {describe_decode(entries)}"]
     lines.append(f"subsets: {', '.join(section.subsets)}")
@@ -184,7 +197,23 @@ def _caption(section: Section, sharing_shown: bool = True) -> str:
         lines.append("some contexts are longer than the model's largest position")
     if any(entry.failed for entry in entries):
         lines.append("failed: masks left (scored 0), out of memory or an error (not scored)")
-    return "\n".join([*lines, *_sharing_lines(section, sharing_shown)])
+    if len({version for entry in entries for version in entry.scorers}) > 1:
+        lines.append("scored by several versions of the scorer: 'dllm-bench rescore' makes them alike")
+    return "\n".join([*lines, *([] if all_shown else _metric_lines(section)), *_sharing_lines(section, all_shown)])
+
+
+def _metric_lines(section: Section) -> list[str]:
+    """The metrics of each entry where the table has no room for them."""
+    return [
+        f"{_where(cell, entry)}: {', '.join(f'{name} {_percent(value)} %' for name, value in entry.metrics.items())}"
+        for cell in section.cells
+        for entry in cell.entries
+        if entry.metrics
+    ]
+
+
+def _where(cell: Cell, entry: Entry) -> str:
+    return " ".join([entry.label, *([] if cell.ctx is None else [_ctx(cell)]), *([cell.subset or ""])]).strip()
 
 
 def _sharing_lines(section: Section, shown: bool) -> list[str]:
@@ -197,12 +226,11 @@ def _sharing_lines(section: Section, shown: bool) -> list[str]:
         return lines
     for cell, entry in pairs:
         assert entry.preparation_seconds is not None and entry.samples_per_preparation is not None
-        where = " ".join([entry.label, *([] if cell.ctx is None else [_ctx(cell)]), *([cell.subset or ""])]).strip()
         rate, probe = entry.amortised_tokens_per_second, entry.probe_seconds
         told = [f"{entry.preparation_seconds:.3f} s for {entry.samples_per_preparation:.1f} samples each"]
         told += [] if rate is None else [f"{rate:.2f} useful tok/s with it"]
         told += [] if probe is None else [f"probe {probe:.3f} s"]
-        lines.append(f"{where}: {', '.join(told)}")
+        lines.append(f"{_where(cell, entry)}: {', '.join(told)}")
     return lines
 
 
@@ -260,6 +288,7 @@ def _record(section: Section, cell: Cell, entry: Entry) -> dict[str, Any]:
         "accuracy": entry.accuracy,
         "accuracy_low": low,
         "accuracy_high": high,
+        "metrics": dict(entry.metrics),
         "useful_tokens_per_second": entry.useful_tokens_per_second,
         "canvas_tokens_per_second": entry.canvas_tokens_per_second,
         "amortised_tokens_per_second": entry.amortised_tokens_per_second,
@@ -312,7 +341,8 @@ def to_markdown(sections: Iterable[Section]) -> str:
     """A heading and a table per section, with every column that has a number."""
     parts = []
     for section in sections:
-        columns = [column for column in _COLUMNS if _any(section, column.value)]
+        every = [*_metric_columns(section), *_COLUMNS]
+        columns = [column for column in every if _any(section, column.value)]
         numbers = _numbers(section, columns)
         heads = [
             column.head.replace("tokeni-\n", "tokeni").replace("-\n", "-").replace("\n", " ") for column in columns

@@ -11,6 +11,7 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError
 from dllm_bench.running.environment import Environment
 from dllm_bench.running.measure import MemoryPeak, is_out_of_memory, release_memory
+from dllm_bench.running.positions import check_positions
 from dllm_bench.running.rows import (
     answer_columns,
     begun_columns,
@@ -93,6 +94,8 @@ class Runner:
         the request cannot be met.
         """
         missing = missing_indices(self.store, cells, fresh)
+        asked = [(cell.spec, todo) for cell, todo in zip(cells, missing, strict=True)]
+        check_positions(self.model, self.task, asked)
         firsts = [self._sample(cell.spec, todo[0]) if todo else None for cell, todo in zip(cells, missing, strict=True)]
         self._check_lengths(cells, [None if first is None else first[0] for first in firsts])
         for cell, todo, first in zip(cells, missing, firsts, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
 from dllm_bench.errors import choice
@@ -86,6 +87,8 @@ class Task(ABC):
     Attributes:
         version: of the samples; it belongs to a row's key. scorer_version: of `grade`, which does not.
         metrics: names of what `grade` gives; the first is the score of a row.
+        aliases: what stored predictions may call a field beside `prediction` and `references` -> which of these it is:
+            the names that the data set's own files use.
         ctx: whether a context length is "needed", "optional" (the model's largest position if not given) or "none".
     """
 
@@ -98,6 +101,7 @@ class Task(ABC):
     ctx: ClassVar[Literal["needed", "optional", "none"]] = "needed"
     metrics: ClassVar[tuple[str, ...]] = ("score",)
     scorer_version: ClassVar[int] = 1
+    aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     options_class: ClassVar[type[Options]] = Options
 
     def __init__(self, codec: Codec, options: Options | None = None) -> None:
@@ -159,5 +163,9 @@ TASKS: Registry[Task] = Registry(
     "task",
     "dllm_bench.tasks",
     "dllm_bench.running.task:Task",
-    {"ruler_niah": "dllm_bench.tasks.ruler:RulerNiah"},
+    {
+        "ruler_niah": "dllm_bench.tasks.ruler:RulerNiah",
+        "gsm8k": "dllm_bench.tasks.gsm8k:Gsm8k",
+        "gsm8k_cot": "dllm_bench.tasks.gsm8k:Gsm8kCot",
+    },
 )
