@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dllm_bench.api import Generation, generate, load_model, prepare
+    from dllm_bench.api import Generation, generate, load_model, loglikelihood, prepare
     from dllm_bench.errors import UserError
 
 __version__ = "0.1.0"
-__all__ = ["Generation", "UserError", "__version__", "generate", "load_model", "prepare"]
+__all__ = ["Generation", "UserError", "__version__", "generate", "load_model", "loglikelihood", "prepare"]
 
 _HOMES = {
     "Generation": "dllm_bench.api",
     "generate": "dllm_bench.api",
     "load_model": "dllm_bench.api",
+    "loglikelihood": "dllm_bench.api",
     "prepare": "dllm_bench.api",
     "UserError": "dllm_bench.errors",
 }

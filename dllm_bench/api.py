@@ -1,4 +1,4 @@
-"""The public Python interface: `load_model` and `generate`."""
+"""The public Python interface: `load_model`, `generate` and `loglikelihood`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.caching.request import Request
 from dllm_bench.caching.shared import Shared
 from dllm_bench.caching.spec import MethodSpec, parse_method
-from dllm_bench.decoding.canvas import Canvas
+from dllm_bench.decoding.canvas import Canvas, check_ids
+from dllm_bench.decoding.likelihood import Likelihood, estimate_likelihood
 from dllm_bench.decoding.loop import Run, denoise
 from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.decoding.sharing import provide
@@ -20,7 +21,7 @@ from dllm_bench.models.hub import Model, load_model
 if TYPE_CHECKING:
     from dllm_bench.models.counters import Counters
 
-__all__ = ["Generation", "generate", "load_model", "prepare", "useful_length"]
+__all__ = ["Generation", "Likelihood", "generate", "load_model", "loglikelihood", "prepare", "useful_length"]
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,35 @@ def prepare(
         except UserError:
             pass
     return provide(built, request)[1]
+
+
+def loglikelihood(
+    model: Model,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    *,
+    mc_num: int = 128,
+    batch: int = 32,
+    seed: int = 0,
+) -> Likelihood:
+    """Estimates the log-likelihood of an answer behind a prompt (see `decoding/likelihood.py`).
+
+    No method takes part: the passes are independent of each other, and none is cached.
+
+    Args:
+        mc_num: noisy copies of the answer; an answer of one token needs one. batch: copies computed together.
+        seed: the estimate is a function of it and of the ids alone.
+
+    Raises:
+        UserError: one line naming what is wrong; nothing was computed.
+    """
+    for name, value in (("mc_num", mc_num), ("batch", batch)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1 (nearest valid: 1), got {value}")
+    prompt, answer = _ids(prompt_ids), _ids(answer_ids)
+    check_ids([*enumerate(prompt)], model.config)
+    check_ids([*enumerate(answer)] or [(0, prompt[0])], model.config)
+    return estimate_likelihood(model.network, prompt, answer, mc_num=mc_num, batch=batch, seed=seed)
 
 
 def _laid_out(

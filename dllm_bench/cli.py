@@ -14,6 +14,7 @@ from dllm_bench.commands.check import check
 from dllm_bench.commands.fidelity import fidelity
 from dllm_bench.commands.generate import generate
 from dllm_bench.commands.leaderboard import leaderboard
+from dllm_bench.commands.lm_eval import SETTINGS, lm_eval
 from dllm_bench.commands.plot import plot
 from dllm_bench.commands.prepare import prepare
 from dllm_bench.commands.run import run
@@ -58,6 +59,7 @@ app.command("fidelity")(fidelity)
 app.command("score")(score)
 app.command("rescore")(rescore)
 app.command("check")(check)
+app.command("lm-eval", context_settings=SETTINGS)(lm_eval)
 app.command("list")(list_things)
 app.command("show")(show)
 

@@ -18,6 +18,7 @@ class Baseline(Method):
     cost = "N rows x all layers per pass; holds nothing between passes"
 
     keeps_cache = False
+    uncached = True
     exact_with = Exact()
 
     @classmethod

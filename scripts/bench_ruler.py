@@ -51,7 +51,7 @@ class PlainCodec:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
         return self.encode(user + answer_prefix)
 
     def identity(self) -> str:

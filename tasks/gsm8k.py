@@ -173,9 +173,9 @@ class Gsm8k(_WordProblems):
     strict: ClassVar[re.Pattern[str]] = STRICT
     options: Gsm8kOptions
 
-    def data(self) -> str | None:
+    def data(self, subset: str) -> str | None:
         """Hashes of the user's own files: the questions, and the training set where there are shots."""
-        if self.options.data is None:
+        if self.options.data is None or subset == "mini":
             return None
         sets = [self._test, *self._shot_sets("main")]
         return "+".join(one.named() for one in sets)
@@ -248,7 +248,7 @@ class Gsm8kCot(_WordProblems):
     strict: ClassVar[re.Pattern[str]] = COT_STRICT
     options: Gsm8kCotOptions
 
-    def data(self) -> str | None:
+    def data(self, subset: str) -> str | None:
         """Hash of the user's own file."""
         return None if self.options.data is None else self._test.named()
 

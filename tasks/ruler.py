@@ -32,7 +32,7 @@ from dllm_bench.tasks.ruler_prompt import (
     private_random,
 )
 from dllm_bench.tasks.ruler_scoring import string_match_all
-from dllm_bench.tasks.ruler_text import Corpus, check_haystack, load_corpus, sentence_splitter
+from dllm_bench.tasks.ruler_text import HUB, Corpus, check_haystack, load_corpus, sentence_splitter
 
 __all__ = ["FILL", "RulerNiah", "RulerOptions"]
 
@@ -196,9 +196,9 @@ class RulerNiah(Task):
         where = f"{len(text.encode()):,} bytes in {len(sentences):,} sentences ({self._corpus.splitter})"
         return [f"{name.rpartition(':')[0]}: {where}, SHA-256 {name.rpartition(':')[2]}…"]
 
-    def data(self) -> str | None:
+    def data(self, subset: str) -> str | None:
         """A haystack that is not built in: its name, the hash of its text, and how its sentences are found."""
-        if self._haystack is None:
+        if self._haystack is None or (self._haystack == HUB and self._setting(subset).haystack != "essay"):
             return None
         return f"{self._corpus.name}:{self._corpus.splitter}"
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+# read when the hub's client is imported: no test may touch a network
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+
 import pytest
 import torch
+from lm_eval_files import write_model, write_tasks
 
 from dllm_bench.decoding import streams
 
@@ -23,3 +30,15 @@ def bytes_by_pass(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
 
     monkeypatch.setattr(streams.Streams, "bytes", watched)
     return found
+
+
+@pytest.fixture(scope="session")
+def lm_eval_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of lm-eval task files with local data: see lm_eval_files.py."""
+    return write_tasks(tmp_path_factory.mktemp("lm_eval_tasks"))
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random LLaDA network with a token per byte."""
+    return write_model(tmp_path_factory.mktemp("byte_model"))

@@ -26,7 +26,7 @@ class ToyCodec:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(i) for i in ids if i != EOS)
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
         return self.encode(user + answer_prefix)
 
     def identity(self) -> str:

@@ -36,8 +36,9 @@ class RegexCodec:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._texts[i] for i in ids)
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
-        return self.encode(self._template[0] + user + self._template[1] + answer_prefix)
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
+        head, tail = self._template if template else ("", "")
+        return self.encode(head + user + tail + answer_prefix)
 
     def identity(self) -> str:
         return "regex"
@@ -66,8 +67,9 @@ class BpeCodec:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids))
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
-        return self.encode(self._template[0] + user + self._template[1] + answer_prefix)
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
+        head, tail = self._template if template else ("", "")
+        return self.encode(head + user + tail + answer_prefix)
 
     def identity(self) -> str:
         return "bpe"

@@ -216,17 +216,17 @@ def test_sizes_and_budgets(folder: Path) -> None:
 
 
 def test_the_content_of_the_files_belongs_to_the_key(folder: Path) -> None:
-    named = task(data=str(folder)).data()
+    named = task(data=str(folder)).data("main")
     assert re.fullmatch(r"test\.jsonl:[0-9a-f]{8}\+train\.jsonl:[0-9a-f]{8}", named)
     alone = named.partition("+")[0]
-    assert task(data=str(folder), shots=0).data() == alone == task("gsm8k_cot", data=str(folder)).data()
-    assert task(data=str(folder / "test.jsonl")).data() == named, "a file finds train.jsonl beside it"
+    assert task(data=str(folder), shots=0).data("main") == alone == task("gsm8k_cot", data=str(folder)).data("main")
+    assert task(data=str(folder / "test.jsonl")).data("main") == named, "a file finds train.jsonl beside it"
     spread = (folder / "test.jsonl").read_text(encoding="utf-8").replace("\n", "\r\n\r\n")
     (folder / "test.jsonl").write_bytes(b"\xef\xbb\xbf" + spread.encode())
-    assert task(data=str(folder)).data() == named, "line ends, blank lines and a byte-order mark do not matter"
+    assert task(data=str(folder)).data("main") == named, "line ends, blank lines and a byte-order mark do not matter"
     (folder / "train.jsonl").write_text(lines(TRAIN[:-1]), encoding="utf-8")
-    assert task(data=str(folder)).data() != named
-    assert task().data() is None
+    assert task(data=str(folder)).data("main") != named
+    assert task().data("main") is None
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_without_hub_and_files_the_ways_are_named(monkeypatch: pytest.MonkeyPatc
 def test_the_mini_set_needs_no_shots_and_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gsm8k_data, "MINI", mini(tmp_path / "mini.jsonl.gz"))
     made = task()
-    assert (made.size("mini"), made.data(), made.fetch("mini")) == (9, None, [])
+    assert (made.size("mini"), made.data("mini"), made.fetch("mini")) == (9, None, [])
     assert text(sample(made, 4, "mini")) == f"Question: {MINI[4][0]}\nAnswer:"
     three = sample(task(shots=3), 4, "mini")
     assert len(three.meta["shot_rows"]) == 3 and 4 not in three.meta["shot_rows"]

@@ -11,7 +11,19 @@ from golden_cases import GOLDEN
 
 ROOT = Path(__file__).parent.parent
 LLADA = str(GOLDEN / "llada_fastdllm")
-HEAVY = ("torch", "transformers", "lm_eval", "datasets", "matplotlib", "pandas", "pywt", "numpy", "pyarrow")
+HEAVY = (
+    "torch",
+    "transformers",
+    "lm_eval",
+    "datasets",
+    "matplotlib",
+    "pandas",
+    "pywt",
+    "numpy",
+    "pyarrow",
+    "jieba",
+    "rouge",
+)
 OPTIONAL = ("lm_eval", "datasets", "pywt", "pandas", "matplotlib", "pyarrow", "transformers")
 
 # runs several command lines one after another and says after each what is loaded
@@ -64,6 +76,7 @@ COMMANDS: list[tuple[list[str], int]] = [
     (["score", "--task", "gsm9k", "--predictions", "x"], 2),
     (["score", "--task", "gsm8k", "--predictions", "no-such-file.jsonl"], 2),
     (["rescore", "no-such-folder"], 2),
+    (["show", "longbench"], 0),
     (["generate", "--gen-lenght", "3"], 2),
     (["generate", "--gen-length", "three"], 2),
     (["generate", "--method", "fast_dlm", "--prompt", "x"], 2),

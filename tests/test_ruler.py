@@ -418,6 +418,6 @@ def test_the_content_of_a_haystack_belongs_to_the_key(tmp_path):
     for text in ("Rain fell on the hill. It was late.", "Snow fell on the hill. It was late."):
         file.write_text(text, encoding="utf-8")
         load_corpus.cache_clear()
-        found.append(RulerNiah(BpeCodec(), RulerOptions(haystack=str(file))).data())
+        found.append(RulerNiah(BpeCodec(), RulerOptions(haystack=str(file))).data("single_2"))
     assert all(name.startswith("file:hay.txt:") for name in found) and found[0] != found[1]
-    assert RulerNiah(BpeCodec(), RulerOptions()).data() is None
+    assert RulerNiah(BpeCodec(), RulerOptions()).data("single_2") is None

@@ -85,12 +85,12 @@ def test_the_hub_text_is_named_in_the_key_and_by_fetch(monkeypatch):
     load_corpus.cache_clear()
     task = RulerNiah(word_codec(), RulerOptions(haystack="hub"))
     [line] = task.fetch("single_2")
-    data = task.data()
+    data = task.data("single_2")
     load_corpus.cache_clear()
     assert re.fullmatch(r"hub:baber/paul_graham_essays:[0-9a-f]{8}:(regex|punkt)", data)
     assert line.startswith("hub:baber/paul_graham_essays: 21 bytes in 2 sentences") and data.split(":")[2] in line
     assert task.fetch("single_1") == [] and RulerNiah(word_codec()).fetch("single_2") == []
-    assert RulerNiah(word_codec()).data() is None
+    assert RulerNiah(word_codec()).data("single_2") is None
 
 
 def test_a_hub_that_cannot_be_reached_is_a_user_error(monkeypatch):

@@ -276,6 +276,7 @@ def test_the_defaults_come_from_task_card_and_threshold_rule() -> None:
     assert (made.gen_length, made.block_length) == (64, 16)
     assert settings({}, {"gen_length": 512}).gen_length == 128
     assert settings({"gen_length": 24}, {"gen_length": 64}).block_length == 24
+    assert [settings({"gen_length": n}).block_length for n in (50, 100, 64, 37)] == [25, 25, 32, 1], "blocks fit"
     for rule in ({"steps": 64}, {"factor": 1.0}, {"tokens_per_pass": 2}, {"remasking": "random"}):
         assert settings(rule).threshold is None
     assert settings({"steps": 64, "threshold": 0.7}).threshold == 0.7

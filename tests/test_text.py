@@ -81,6 +81,17 @@ def test_the_plain_template(bos: str, specials: list[str], tmp_path: Path) -> No
     assert made.wrap("one")[0] == made.token_id(bos) and made.wrap("one").count(made.wrap("one")[0]) == 1
 
 
+@pytest.mark.parametrize(
+    ("family", "bos", "specials"),
+    [("llada", "<|startoftext|>", LLADA_SPECIALS), ("dream", "<|beginoftext|>", DREAM_SPECIALS), ("llada", "", [])],
+)
+def test_without_the_template(family: str, bos: str, specials: list[str], tmp_path: Path) -> None:
+    made = codec(tmp_path, specials, family)
+    assert made.render(" one \n", "two", template=False) == bos + " one \ntwo"
+    ids = made.wrap(" one \n", "two", template=False)
+    assert ids == [*([made.token_id(bos)] if bos else []), *made.encode(" one \ntwo")]
+
+
 def test_plain_is_what_a_tokenizer_without_the_tokens_gets(tmp_path: Path) -> None:
     made = codec(tmp_path, [], "llada")
     assert made.template.name == "plain" and made.render("one") == "one"
@@ -207,3 +218,45 @@ def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
 
 def test_templates_are_named_by_their_keys() -> None:
     assert {name: t.name for name, t in TEMPLATES.items()} == {name: name for name in TEMPLATES}
+
+
+@pytest.mark.parametrize(("family", "specials"), [("llada", LLADA_SPECIALS), ("dream", DREAM_SPECIALS)])
+def test_a_conversation_of_one_turn_is_the_template(family: str, specials: list[str], tmp_path: Path) -> None:
+    template = codec(tmp_path, specials, family).template
+    assert template.chat([("user", " What is it? ")]) == template.render("What is it?", "")
+    prefilled = template.chat([("user", "What is it?"), ("assistant", "It is ")], opened=False)
+    assert prefilled == template.render("What is it?", "It is "), "the prefix stays as it is"
+
+
+def test_conversations(tmp_path: Path) -> None:
+    turns = [("system", "Be brief."), ("user", "1+1?"), ("assistant", "2"), ("user", "2+2?")]
+    (tmp_path / "a").mkdir()
+    dream = codec(tmp_path / "a", DREAM_SPECIALS, "dream").template
+    assert dream.chat(turns) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n"
+        "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    llada = codec(tmp_path, LLADA_SPECIALS, "llada").template
+    head = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    expected = "".join(head.format(role) + words + "<|eot_id|>" for role, words in turns)
+    assert llada.chat(turns) == "<|startoftext|>" + expected + head.format("assistant")
+    with pytest.raises(UserError, match="has no turns"):
+        TEMPLATES["plain"].chat(turns)
+
+
+@pytest.mark.parametrize(
+    ("family", "template", "bos"),
+    [
+        ("llada", "llada", "<|startoftext|>"),
+        ("dream", "dream", "<|beginoftext|>"),
+        ("dream", "plain", "<|beginoftext|>"),
+    ],
+)
+def test_bare_prompts_begin_once(family: str, template: str, bos: str, tmp_path: Path) -> None:
+    made = codec(tmp_path, LLADA_SPECIALS if family == "llada" else DREAM_SPECIALS, family, template)
+    first = made.token_id(bos)
+    assert made.bare("Question: x ") == made.bare(bos + "Question: x ") == [first, *made.encode("Question: x ")]
+    assert made.bare("") == [first]
+    if template != "plain":
+        text = made.template.chat([("user", "hi")])
+        assert made.bare(text) == made.encode(text) == made.wrap("hi"), "a rendered conversation has what it needs"

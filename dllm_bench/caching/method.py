@@ -48,6 +48,7 @@ class Method(Part):
         slides: its window slides over the masks instead (see `windows`), so Dream's threshold needs no budget.
         keeps_cache: it keeps keys and values of all positions between passes, so memories can be stacked on it.
         renews_values: it renews values without their keys, so memories on it must take them.
+        uncached: each pass stands alone, so that what independent passes say (a likelihood) is the method's own.
         exact_first: a first pass over all rows gives the uncached logits, since there is nothing older to read.
     """
 
@@ -55,6 +56,7 @@ class Method(Part):
     slides: ClassVar[bool] = False
     keeps_cache: ClassVar[bool] = True
     renews_values: ClassVar[bool] = False
+    uncached: ClassVar[bool] = False
     exact_first: ClassVar[bool] = True
 
     def __init__(self, options: Options | None = None, memory: Memory | None = None) -> None:

@@ -36,6 +36,7 @@ def fidelity(
     set_: flags.Sets = None,
     task_set: flags.TaskSets = None,
     haystack: flags.Haystack = None,
+    data: flags.Data = None,
     seed: flags.Seed = 0,
     out: flags.Out = Path("results/runs"),
     fresh: flags.Fresh = False,

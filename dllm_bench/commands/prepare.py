@@ -31,6 +31,7 @@ def prepare(
     model: flags.ModelName = "tiny",
     task_set: flags.TaskSets = None,
     haystack: flags.Haystack = None,
+    data: flags.Data = None,
     weights: WithWeights = False,
     chat_template: flags.Template = "auto",
     revision: flags.Revision = None,
@@ -42,9 +43,11 @@ def prepare(
     from dllm_bench.models.hub import EMBEDDED, load_info
     from dllm_bench.running.spec import check_task
 
-    options = flags.task_options(task_set, haystack)
+    options = flags.task_options(task_set, haystack, data)
     if task is None and (subset or options):
-        raise UserError("--subset, --task-set and --haystack belong to a task: name it, such as --task ruler_niah")
+        raise UserError(
+            "--subset, --task-set, --haystack and --data belong to a task: name it, such as --task ruler_niah"
+        )
     if task is None and model == EMBEDDED:
         raise UserError("name what to prepare: --task, such as --task ruler_niah, or --model, or both")
     asked = check_task(task, subset or (), options) if task is not None else None

@@ -39,6 +39,10 @@ Haystack = Annotated[
     str | None,
     typer.Option(metavar="FILE|DIR", help="Text of essay haystacks: --task-set haystack=…", show_default=False),
 ]
+Data = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Folder with the task's data: --task-set data=…", show_default=False),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the samples and of their decoding.")]
 Out = Annotated[Path, typer.Option(help="Results folder.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Drop the stored samples of this run and start over.")]
@@ -82,6 +86,7 @@ def run(
     set_: Sets = None,
     task_set: TaskSets = None,
     haystack: Haystack = None,
+    data: Data = None,
     seed: Seed = 0,
     out: Out = Path("results/runs"),
     fresh: Fresh = False,
@@ -123,15 +128,16 @@ def as_asked(given: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
     lists = {name: given[name] or () for name in ("ctx", "subset", "set_")}
     request = Request(
         given["method"], given["task"], lists["ctx"], lists["subset"], given["samples"], given["seed"], decode,
-        lists["set_"], task_options(given["task_set"], given["haystack"]),
+        lists["set_"], task_options(given["task_set"], given["haystack"], given["data"]),
     )  # fmt: skip
     load = {name: given[name] for name in ("dtype", "device", "rope_scaling", "chat_template", "revision")}
     return request, {"spec": given["model"], **load}
 
 
-def task_options(task_set: Sequence[str] | None, haystack: str | None) -> tuple[str, ...]:
-    """`key=value` options of the task: those of --task-set, and the flag that has a name of its own."""
-    return (*(task_set or ()), *([] if haystack is None else [f"haystack={haystack}"]))
+def task_options(task_set: Sequence[str] | None, haystack: str | None, data: str | None) -> tuple[str, ...]:
+    """`key=value` options of the task: those of --task-set, and those that have a flag of their own."""
+    named = {"haystack": haystack, "data": data}
+    return (*(task_set or ()), *(f"{name}={value}" for name, value in named.items() if value is not None))
 
 
 def execute(request: Request, load: Mapping[str, Any], out: Path, fresh: bool) -> int:
@@ -161,6 +167,7 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
     """Loads the model and computes all cells."""
     import dllm_bench
     from dllm_bench.commands.progress import RunProgress
+    from dllm_bench.running.choices import Judge
     from dllm_bench.running.environment import Environment
     from dllm_bench.running.runner import Runner
 
@@ -170,7 +177,8 @@ def _run(plan: Plan, load: Mapping[str, Any], store: Store, fresh: bool, errors:
         if short:
             progress.warn(short)
         environment = Environment.capture(model.device)
-        runner = Runner(model, task, store, dllm_bench.generate, environment, progress, dllm_bench.prepare)
+        judge = Judge(model, dllm_bench.loglikelihood, dllm_bench.generate)
+        runner = Runner(model, task, store, dllm_bench.generate, environment, progress, dllm_bench.prepare, judge)
         runner.run(cells, fresh=fresh)
     store.compact()
     return cells

@@ -103,11 +103,13 @@ def _show_method(cls: type[Part]) -> None:
 
 def _show_task(cls: type[Task]) -> None:
     typer.echo(f"{cls.name} (version {cls.version}): {cls.summary}")
-    context = {"needed": "--ctx is needed", "optional": "--ctx, else the model's positions", "none": "no --ctx"}
+    context = {"needed": "--ctx is needed", "optional": "--ctx, else what fits the model", "none": "no --ctx"}
+    named = f"{', '.join(cls.subsets)} (default {cls.default_subset})"
     _facts(
         {
             "source": cls.source,
-            "subsets": f"{', '.join(cls.subsets)} (default {cls.default_subset})",
+            "subsets": named if cls.subsets else "names of its source, checked when asked for",
+            "groups": ", ".join(cls.groups()),
             "context": context[cls.ctx],
             "metrics": ", ".join(cls.metrics) + (" (the first is the score)" if len(cls.metrics) > 1 else ""),
         }

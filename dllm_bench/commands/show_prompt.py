@@ -37,6 +37,7 @@ def show_prompt(
     model: flags.ModelName = "tiny",
     task_set: flags.TaskSets = None,
     haystack: flags.Haystack = None,
+    data: flags.Data = None,
     gen_length: flags.GenLength = None,
     seed: flags.Seed = 0,
     full: Full = False,
@@ -53,7 +54,7 @@ def show_prompt(
     from dllm_bench.models.hub import load_info
     from dllm_bench.running.spec import check_ctxs, check_task
 
-    asked = check_task(task, subset or (), flags.task_options(task_set, haystack))
+    asked = check_task(task, subset or (), flags.task_options(task_set, haystack, data))
     ctxs = check_ctxs(asked, ctx or ())
     for what, values in (("subset", asked.subsets), ("context length", ctxs)):
         if len(values) > 1:
@@ -83,14 +84,14 @@ def _made(
     asked: TaskRequest, info: ModelInfo, ctx: int | None, index: int, seed: int, gen_length: int | None
 ) -> tuple[Task, Sample]:
     """The sample, by the same rules as in a run. Raises UserError for an index that the task does not have."""
-    from dllm_bench.running.spec import generation_budget, task_ctx
+    from dllm_bench.running.spec import generation_budget
 
     task, [subset] = asked.build(info.codec), asked.subsets
     size = task.size(subset)
     if size is not None and index >= size:
         raise UserError(f"{asked.name}/{subset} has {size} samples: nearest valid index is {size - 1}, got {index}")
     budget = generation_budget({"gen_length": gen_length}, task.budget(subset), info.decode_defaults)
-    ctx = task_ctx(task, ctx, info)
+    ctx = task.default_ctx(subset, info.max_positions) if ctx is None else ctx
     return task, task.sample(subset, index, ctx=ctx, gen_length=budget, seed=seed)
 
 
@@ -102,7 +103,7 @@ def _facts(task: Task, sample: Sample, info: ModelInfo) -> dict[str, Any]:
         "task": task.name,
         "task_version": task.version,
         "task_options": task.options.as_dict(),
-        "task_data": task.data(),
+        "task_data": task.data(sample.subset),
         "subset": sample.subset,
         "index": sample.index,
         "seed": sample.seed,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["Canvas"]
+__all__ = ["Canvas", "check_ids"]
 
 
 class Canvas:
@@ -51,7 +51,7 @@ class Canvas:
             given = [(i, token) for i, token in enumerate(prompt) if not start <= i < stop]
             if not given:
                 raise UserError(f"fill {start}:{stop} covers the whole prompt: leave at least one token outside it")
-        _check_prompt(given, config)
+        check_ids(given, config)
         ids = [*prompt[:start], *([config.mask_id] * (stop - start)), *prompt[stop:]]
         return cls(torch.tensor([ids], device=device), start, stop, config.mask_id, config.eos_ids)
 
@@ -89,8 +89,8 @@ class Canvas:
         return ids
 
 
-def _check_prompt(given: Sequence[tuple[int, int]], config: NetworkConfig) -> None:
-    """Checks the (position, id) pairs that the user gave."""
+def check_ids(given: Sequence[tuple[int, int]], config: NetworkConfig) -> None:
+    """Checks (position, id) pairs that the user gave: raises UserError for none, a mask id, or one out of range."""
     if not given:
         raise UserError("the prompt is empty: give at least one token")
     for i, token in given:

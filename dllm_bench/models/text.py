@@ -29,6 +29,8 @@ class ChatTemplate:
         head: text before the user's words; tail: text after them, up to the place where the answer starts.
         end: the token that ends a turn; empty for a bare prompt.
         joint: text between the user's words and an answer prefix when there is no assistant turn.
+        turn: what begins a turn, with {} for the role; empty for a bare prompt.
+        gap: text between turns. system: words of the system turn where a conversation has none of its own.
     """
 
     name: str
@@ -37,17 +39,46 @@ class ChatTemplate:
     tail: str
     end: str
     joint: str = ""
+    turn: str = ""
+    gap: str = ""
+    system: str = ""
 
     def render(self, user: str, answer_prefix: str) -> str:
         """The whole prompt as text; the user's words are stripped of outer blanks, as in the official template."""
         return self.bos + self.head + user.strip() + self.tail + (self.joint if answer_prefix else "") + answer_prefix
+
+    def chat(self, turns: Sequence[tuple[str, str]], opened: bool = True) -> str:
+        """A conversation of several turns as text.
+
+        Args:
+            turns: (role, words) in order; the words are stripped of outer blanks.
+            opened: a new assistant turn is opened at the end; otherwise the last turn stays open as it is, to be
+                continued: its words are the beginning of the answer.
+
+        Raises UserError for a template without turns.
+        """
+        if not self.turn:
+            raise UserError(
+                f"chat template '{self.name}' has no turns: leave the chat template out, or name another one "
+                f"(nearest valid: chat_template={next(t.name for t in TEMPLATES.values() if t.turn)})"
+            )
+        if self.system and not (turns and turns[0][0] == "system"):
+            turns = [("system", self.system), *turns]
+        whole, (role, words) = (turns, ("assistant", "")) if opened else (turns[:-1], turns[-1])
+        text = "".join(self.turn.format(who) + said.strip() + self.end + self.gap for who, said in whole)
+        return self.bos + text + self.turn.format(role) + words
 
 
 # LLaDA: the shipped template with its generation prompt mended, as d2Cache and ZHZisZZ/dllm do; Dream: Qwen's ChatML.
 _TURN = "<|start_header_id|>{}<|end_header_id|>\n\n"
 TEMPLATES: dict[str, ChatTemplate] = {
     "llada": ChatTemplate(
-        "llada", "<|startoftext|>", _TURN.format("user"), "<|eot_id|>" + _TURN.format("assistant"), "<|eot_id|>"
+        "llada",
+        "<|startoftext|>",
+        _TURN.format("user"),
+        "<|eot_id|>" + _TURN.format("assistant"),
+        "<|eot_id|>",
+        turn=_TURN,
     ),
     "dream": ChatTemplate(
         "dream",
@@ -55,6 +86,9 @@ TEMPLATES: dict[str, ChatTemplate] = {
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
         "<|im_end|>\n<|im_start|>assistant\n",
         "<|im_end|>",
+        turn="<|im_start|>{}\n",
+        gap="\n",
+        system="You are a helpful assistant.",
     ),
     "plain": ChatTemplate("plain", "", "", "", "", joint=" "),
 }
@@ -94,18 +128,30 @@ class TextCodec:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def render(self, user: str, answer_prefix: str = "") -> str:
-        """The exact prompt text."""
-        return self.template.render(user, answer_prefix)
+    def render(self, user: str, answer_prefix: str = "", *, template: bool = True) -> str:
+        """The exact prompt text; without `template` a BOS and both texts, blanks and all."""
+        return self.template.render(user, answer_prefix) if template else self._bare_bos + user + answer_prefix
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
         """Prompt ids: template around one user turn, then the answer prefix."""
-        return self.encode(self.render(user, answer_prefix))
+        return self.encode(self.render(user, answer_prefix, template=template))
+
+    def bare(self, text: str) -> list[int]:
+        """Ids of a whole prompt that is text already: BOS in front, unless it begins with it or with a turn."""
+        bos = next((t for t in (self.template.bos, *_PLAIN_BOS) if self.token_id(t) is not None), "")
+        opening = self.template.turn.partition("{}")[0]
+        begun = any(start and text.startswith(start) for start in (bos, opening))
+        return self.encode(text if begun else bos + text)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token, None where the tokenizer has none."""
         found: int | None = self.tokenizer.token_to_id(token) if token else None
         return found
+
+    @cached_property
+    def _bare_bos(self) -> str:
+        """The token that starts a bare prompt; empty where the tokenizer has none of them."""
+        return next((token for token in _PLAIN_BOS if self.token_id(token) is not None), "")
 
     @cached_property
     def delimiter_ids(self) -> frozenset[int]:

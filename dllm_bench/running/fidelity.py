@@ -65,7 +65,12 @@ class FidelityRunner:
         return self._written
 
     def _sample(self, spec: RunSpec, index: int) -> Sample:
-        return self.task.sample(spec.subset, index, ctx=spec.ctx, gen_length=spec.gen_length, seed=spec.seed)
+        sample = self.task.sample(spec.subset, index, ctx=spec.ctx, gen_length=spec.gen_length, seed=spec.seed)
+        if sample.choices is not None:
+            raise UserError(
+                f"task '{spec.task}' subset '{spec.subset}' is judged by likelihoods: there is no trajectory to compare"
+            )
+        return sample
 
     def _rows(self, spec: RunSpec, index: int) -> list[dict[str, Any]]:
         decode = spec.sample_decode(index)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "answer_columns",
     "begun_columns",
+    "cut_at",
     "generation_columns",
     "grade_columns",
     "preparation_columns",
@@ -111,7 +112,7 @@ def preparation_columns(*costs: Mapping[str, float] | None) -> dict[str, Any]:
 def answer_columns(task: Task, sample: Sample, made: Generation) -> dict[str, Any]:
     """The text, its score, and the status. An answer with masks left scores 0: it is no answer."""
     text = task.codec.decode(made.output_ids[: made.useful_tokens])
-    cut = _cut(text, sample.until)
+    cut = cut_at(text, sample.until, sample.lead)
     if cut != text:
         stopped = "stop_string"
     else:
@@ -129,9 +130,10 @@ def grade_columns(task: Task | type[Task], grades: Mapping[str, float]) -> dict[
     return {"score": scores[task.metrics[0]], "scores": _json(scores), "scorer_version": task.scorer_version}
 
 
-def _cut(text: str, until: Sequence[str]) -> str:
-    """The text before the first stop string."""
-    places = [place for place in (text.find(stop) for stop in until if stop) if place >= 0]
+def cut_at(text: str, until: Sequence[str], lead: str = "") -> str:
+    """The text before the first stop string that does not stand among the leading characters."""
+    begin = len(text) - len(text.lstrip(lead)) if lead else 0
+    places = [place for place in (text.find(stop, begin) for stop in until if stop) if place >= 0]
     return text[: min(places)] if places else text
 
 

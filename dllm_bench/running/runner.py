@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError
+from dllm_bench.running.choices import Judge, check_method
 from dllm_bench.running.environment import Environment
 from dllm_bench.running.measure import MemoryPeak, is_out_of_memory, release_memory
 from dllm_bench.running.positions import check_positions
@@ -69,6 +70,7 @@ class Runner:
     Args:
         generate: `dllm_bench.generate` or a stand-in with its interface.
         prepare: `dllm_bench.prepare` likewise; None: no sample shares anything with another one.
+        judge: asks for the likelihoods of samples with choices; None: there are no such samples.
     """
 
     def __init__(
@@ -80,10 +82,11 @@ class Runner:
         environment: Environment,
         events: Events,
         prepare: Prepare | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.model, self.task, self.store = model, task, store
         self.generate, self.environment, self.events = generate, environment, events
-        self.prepare = prepare
+        self.prepare, self.judge = prepare, judge
         self._written = 0
         self._warned = False
 
@@ -97,6 +100,9 @@ class Runner:
         asked = [(cell.spec, todo) for cell, todo in zip(cells, missing, strict=True)]
         check_positions(self.model, self.task, asked)
         firsts = [self._sample(cell.spec, todo[0]) if todo else None for cell, todo in zip(cells, missing, strict=True)]
+        for cell, first in zip(cells, firsts, strict=True):
+            if first is not None and first[0].choices is not None:
+                check_method(cell.spec.method, self.task.name)
         self._check_lengths(cells, [None if first is None else first[0] for first in firsts])
         for cell, todo, first in zip(cells, missing, firsts, strict=True):
             self.events.begin(cell, len(todo))
@@ -161,13 +167,16 @@ class Runner:
     def _answer(self, spec: RunSpec, sample: Sample, decode: DecodeSettings, sharing: Sharing) -> dict[str, Any]:
         memory = MemoryPeak(spec.device_type)
         memory.start()
-        given = sharing.given(sample)
-        made = self.generate(self.model, sample.prompt_ids, method=spec.method, decode=decode, **given)
+        if sample.choices is not None:
+            assert self.judge is not None, "the task has choices, and nobody judges them"
+            columns = self.judge.columns(self.task, sample, spec.method)
+        else:
+            given = sharing.given(sample)
+            made = self.generate(self.model, sample.prompt_ids, method=spec.method, decode=decode, **given)
+            columns = generation_columns(made) | preparation_columns(sharing.cost, made.preparation)
         peak = memory.stop()
-        kind = memory.kind if peak is not None else None
-        columns = {"memory_peak_bytes": peak, "memory_peak_kind": kind, **generation_columns(made)}
-        columns |= preparation_columns(sharing.cost, made.preparation)
-        return {**columns, **answer_columns(self.task, sample, made)}
+        columns |= {"memory_peak_bytes": peak, "memory_peak_kind": memory.kind if peak is not None else None}
+        return columns if sample.choices is not None else columns | answer_columns(self.task, sample, made)
 
     def _check_lengths(self, cells: Sequence[Cell], firsts: Sequence[Sample | None]) -> None:
         """Tells, before anything runs, of lengths beyond what was asked for or what the model is made for."""

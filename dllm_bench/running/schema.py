@@ -115,6 +115,11 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ("scorer_version", "int64", "version of the task's scorer that gave them"),
         ("former_scores", "string", "what scorers of other versions gave, as JSON: version -> metrics; null if none"),
         ("masks_left", "int64", "masks left in the response"),
+        (
+            "choice_loglikelihoods",
+            "list<float64>",
+            "estimated log-likelihood of each choice in nats; null where the task asks for a text",
+        ),
     ),
     "Tokens and work": group(
         ("useful_tokens", "int64", "response tokens before the first EOS or EOT"),

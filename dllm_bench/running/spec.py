@@ -16,7 +16,7 @@ from dllm_bench.running.lengths import ctx_name, parse_ctx
 from dllm_bench.running.task import TASKS, Codec, Task
 
 if TYPE_CHECKING:
-    from dllm_bench.models.hub import Model, ModelInfo
+    from dllm_bench.models.hub import Model
 
 __all__ = [
     "Plan",
@@ -29,7 +29,6 @@ __all__ = [
     "decode_settings",
     "expand",
     "generation_budget",
-    "task_ctx",
 ]
 
 _DEFAULT_BLOCK = 32
@@ -192,16 +191,18 @@ def check_task(task: str, subsets: Sequence[str] = (), task_sets: Sequence[str] 
     name, _, subset = task.partition(":")
     found = TASKS.get(name)
     options = make_options(found.options_class, split_sets(task_sets), owner=f"task '{name}'")
-    return TaskRequest(name, found, options, _subsets([*subsets, subset], found))
+    asked = TaskRequest(name, found, options, _subsets([*subsets, subset], found))
+    found.check_request(asked.subsets, options)
+    return asked
 
 
 def _subsets(texts: Sequence[str], task: type[Task]) -> tuple[str, ...]:
-    asked = _items(texts) or [task.default_subset]
-    if "all" in asked and "all" not in task.subsets:
-        return task.subsets
-    for name in asked:
-        task.check_subset(name)
-    return tuple(asked)
+    groups, found = task.groups(), list[str]()
+    for name in _items(texts) or [task.default_subset]:
+        if name not in groups:
+            task.check_subset(name)
+        found += groups.get(name, (name,))
+    return tuple(dict.fromkeys(found))
 
 
 def check_ctxs(request: TaskRequest, texts: Sequence[str]) -> tuple[int | None, ...]:
@@ -224,16 +225,12 @@ def generation_budget(given: Mapping[str, Any], budget: int, card: Mapping[str, 
     return int(asked) if asked is not None else min(budget, int(card.get("gen_length", budget)))
 
 
-def task_ctx(task: Task, ctx: int | None, model: ModelInfo) -> int | None:
-    """The context length that samples are made for: the model's positions where a task could have one and got none."""
-    return model.max_positions if ctx is None and task.ctx == "optional" else ctx
-
-
 def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, Any], family: str) -> DecodeSettings:
     """Settings from what was given, then the model's card, the task's budget in tokens, and the defaults.
 
     The card may name a smaller budget than the task's; without another commit rule the threshold is 0.9, in blocks
-    of 32. Raises UserError for settings that do not fit together.
+    of 32, or of the longest shorter length that divides the budget. Raises UserError for settings that do not fit
+    together.
     """
     values: dict[str, Any] = {"block_length": _DEFAULT_BLOCK, **card}
     values["gen_length"] = generation_budget({}, budget, card)
@@ -245,7 +242,8 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
         values["threshold"] = _DEFAULT_THRESHOLD
     values.update({name: value for name, value in given.items() if value is not None})
     if given.get("block_length") is None:
-        values["block_length"] = min(int(values["block_length"]), int(values["gen_length"]))
+        length, most = int(values["gen_length"]), int(values["block_length"])
+        values["block_length"] = max(d for d in range(1, min(length, most) + 1) if length % d == 0) if length > 0 else 1
     return DecodeSettings.make(values, family)
 
 
@@ -259,7 +257,6 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
     for method in plan.methods:
         for decode in decodes.values():
             method.build().check(decode)
-    data = task.data()
     return [
         RunSpec(
             model=model.name,
@@ -275,9 +272,9 @@ def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[R
             task=plan.request.task,
             task_version=task.version,
             task_options=plan.task_options,
-            task_data=data,
+            task_data=task.data(subset),
             subset=subset,
-            ctx=task_ctx(task, ctx, model),
+            ctx=task.default_ctx(subset, model.max_positions) if ctx is None else ctx,
             seed=plan.request.seed,
             device_type=model.device.partition(":")[0],
             package_version=package_version,

@@ -12,7 +12,7 @@ from dllm_bench.errors import choice
 from dllm_bench.options import Options
 from dllm_bench.registry import Registry
 
-__all__ = ["TASKS", "Answer", "Codec", "Sample", "Task"]
+__all__ = ["TASKS", "Answer", "Choices", "Codec", "Sample", "Task"]
 
 
 class Codec(Protocol):
@@ -24,11 +24,31 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
 
-    def wrap(self, user: str, answer_prefix: str = "") -> list[int]:
-        """Final prompt ids: chat template around one user turn, then the answer prefix; BOS exactly once."""
+    def wrap(self, user: str, answer_prefix: str = "", *, template: bool = True) -> list[int]:
+        """Final prompt ids: chat template around one user turn, then the answer prefix; BOS exactly once.
+
+        Without `template`: the BOS of a bare prompt where the model has one, then both texts as they are.
+        """
 
     def identity(self) -> str:
         """Hash of tokenizer and template: equal identities give equal ids."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Given answers whose likelihoods are asked for, where no text is.
+
+    Attributes:
+        pairs: ids of the context and of the answer behind it, one pair per choice.
+        mc_num, batch, seed: of the estimate (see `dllm_bench.loglikelihood`).
+        greedy: also ask whether greedy decoding, one token per pass, gives each answer.
+    """
+
+    pairs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    mc_num: int = 128
+    batch: int = 32
+    seed: int = 0
+    greedy: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,9 @@ class Sample:
         spans: named half-open ranges of prompt positions: each needle's ("needle"), and what other samples hold too, id
             by id ("affix", one range): methods that share state between requests make it once.
         meta: facts for the row that the task documents (needle depths in percent, haystack, truncated, …).
+        lead: characters that an answer may begin with before a stop string counts.
+        choices: answers to be judged by their likelihood; the text that is graded is then a JSON list with a pair
+            [log-likelihood, greedy] for each.
     """
 
     task: str
@@ -57,6 +80,8 @@ class Sample:
     until: tuple[str, ...] = ()
     spans: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    lead: str = ""
+    choices: Choices | None = None
 
     @property
     def actual_ctx(self) -> int:
@@ -130,7 +155,16 @@ class Task(ABC):
     def check_subset(cls, subset: str) -> None:
         """Raises ChoiceError (names the nearest valid one) for a subset that does not exist."""
         if subset not in cls.subsets:
-            raise choice(f"subset of task '{cls.name}'", subset, (*cls.subsets, "all"))
+            raise choice(f"subset of task '{cls.name}'", subset, (*cls.subsets, *cls.groups()))
+
+    @classmethod
+    def groups(cls) -> Mapping[str, tuple[str, ...]]:
+        """Names that stand for several subsets where a subset is asked for; "all" stands for all of them."""
+        return {"all": cls.subsets} if cls.subsets and "all" not in cls.subsets else {}
+
+    @classmethod
+    def check_request(cls, subsets: Sequence[str], options: Options) -> None:
+        """Raises UserError where subsets and options do not fit together; for subsets that only the options tell of."""
 
     def grades(self, sample: Sample, text: str) -> dict[str, float]:
         """Each metric of the answer text to a sample, in 0..1."""
@@ -144,6 +178,10 @@ class Task(ABC):
         """Number of samples; None where the task makes as many as asked for."""
         return None
 
+    def default_ctx(self, subset: str, longest: int) -> int | None:
+        """The context length in tokens where none was asked for; `longest` is the model's largest position."""
+        return longest if self.ctx == "optional" else None
+
     def fetch(self, subset: str) -> list[str]:
         """Fetches and checks the subset's data, so that runs need no network afterwards; says what, a line per source.
 
@@ -151,7 +189,7 @@ class Task(ABC):
         """
         return []
 
-    def data(self) -> str | None:
+    def data(self, subset: str) -> str | None:
         """Names the data that the options point to by a hash of its content; None where package and hub hold it all.
 
         It belongs to a row's key: an option that is the path of a file does not tell what is in the file.
@@ -167,5 +205,7 @@ TASKS: Registry[Task] = Registry(
         "ruler_niah": "dllm_bench.tasks.ruler:RulerNiah",
         "gsm8k": "dllm_bench.tasks.gsm8k:Gsm8k",
         "gsm8k_cot": "dllm_bench.tasks.gsm8k:Gsm8kCot",
+        "longbench": "dllm_bench.tasks.longbench:LongBench",
+        "lm_eval": "dllm_bench.tasks.lm_eval_source:LmEval",
     },
 )
