@@ -72,7 +72,7 @@ def test_the_facts_are_those_of_a_run(arguments: tuple[str, ...], tmp_path: Path
     rows = {row["index"]: row for row in Store(tmp_path).read()}
     for index in (0, 1):
         facts, row = told(*NIAH, *arguments, "--index", str(index)), rows[index]
-        del facts["prompt"], facts["model_revision"], facts["spans"], facts["until"]
+        del facts["prompt"], facts["model_revision"], facts["spans"], facts["until"], facts["choices"]
         for name in ("task_options", "sample_meta"):
             assert facts.pop(name) == json.loads(row[name])
         assert facts == {name: row[name] for name in facts}

@@ -45,9 +45,7 @@ def prepare(
 
     options = flags.task_options(task_set, haystack, data)
     if task is None and (subset or options):
-        raise UserError(
-            "--subset, --task-set, --haystack and --data belong to a task: name it, such as --task ruler_niah"
-        )
+        raise UserError("--subset and options belong to a task: name it, such as --task ruler_niah")
     if task is None and model == EMBEDDED:
         raise UserError("name what to prepare: --task, such as --task ruler_niah, or --model, or both")
     asked = check_task(task, subset or (), options) if task is not None else None
