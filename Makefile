@@ -26,12 +26,26 @@ demo: $(STAMP)
 	$(BIN)/dllm-bench run --method baseline,fast_dllm --task ruler_niah --ctx 2k --samples 10 --out results/demo
 	$(BIN)/dllm-bench leaderboard results/demo
 
-# the leaderboard and the figures that the README shows
-REFERENCE := baseline,fast_dllm,dllm_cache,elastic_cache,acache,wavefilter,depthweave_kv
+# the leaderboard and the figures that README and the model's card show: about two hours on two cores, in this order;
+# stop it and start it again as you like
+METHODS := baseline,fast_dllm,dllm_cache,elastic_cache,acache,wavefilter,wavefilter_tuned,depthweave_kv,depthweave_tuned,dkv_cache,sparse_dllm
+NEEDLES := single_1,single_2,multikey_1,multikey_2,multivalue,multiquery
+REFERENCE := $(BIN)/dllm-bench run --out results/reference
 reference: $(STAMP)
-	$(BIN)/dllm-bench run --method $(REFERENCE) --task ruler_niah --subset single_1,multikey_1 \
-	  --ctx 512,1k,2k,4k --samples 10 --steps 48 --out results/reference
+	$(REFERENCE) --method baseline --task ruler_niah --subset all --ctx 512,1k --samples 200
+	$(REFERENCE) --method baseline --task gsm8k:mini --samples 200
+	$(REFERENCE) --method baseline --task longbench:mini --ctx 512,1k --samples 200
+	$(REFERENCE) --method $(METHODS) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 1k --samples 20 --steps 48
+	$(REFERENCE) --method $(METHODS) --task gsm8k:mini --samples 50 --steps 48
+	$(REFERENCE) --method baseline --task ruler_niah --subset $(NEEDLES) --ctx 512,1k --samples 200 --steps 12
+	$(REFERENCE) --method baseline --task ruler_niah --subset $(NEEDLES) --ctx 4k --samples 200
+	$(REFERENCE) --method baseline --task longbench:mini --ctx 4k --samples 200
+	$(REFERENCE) --method $(METHODS) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 4k --samples 10 --steps 48
+	$(REFERENCE) --method baseline --task ruler_niah --subset single_1 --ctx 16k --samples 50
+	$(REFERENCE) --method baseline --task ruler_niah --subset single_1 --ctx 32k --samples 20
+	$(REFERENCE) --method $(METHODS) --task longbench:mini --ctx 2k --samples 10 --steps 16
 	$(BIN)/dllm-bench plot results/reference --out results/reference/leaderboard.png
+	$(BIN)/python scripts/tiny_card.py
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -1,14 +1,17 @@
-"""One prompt with needles in a haystack, for any length of the haystack: as text, as ids, and where the needles are."""
+"""One prompt for any length of its context: as text, as ids, and where the needles are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from dllm_bench.running.task import Codec
+from dllm_bench.tasks.fitting import Asked, fit, fit_units
 from dllm_bench.tasks.pieces import Pieces, UnitStream, common_prefix, common_suffix
 
-__all__ = ["Draft", "Frame", "Inseparable", "Prompt", "locate"]
+__all__ = ["Draft", "Frame", "Inseparable", "Prompt", "Whole", "locate"]
 
 
 class Inseparable(Exception):
@@ -17,12 +20,13 @@ class Inseparable(Exception):
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the haystack. `head` ends with a newline; `separator` stands between two units."""
+    """What stands around the context; `separator` stands between two units. The `head` of a haystack that is put
+    together from pieces ends with a newline."""
 
     head: str
     question: str
     answer_prefix: str
-    separator: str
+    separator: str = " "
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,65 @@ class _Item:
         return not self.text
 
 
-class Draft:
-    """A sample whose haystack is still to be sized: the first n units, then perhaps a part of one more unit.
+class Whole(ABC):
+    """A sample whose context is still to be sized: the first n units, then perhaps something smaller (`rest`).
+
+    Its ids are those of one encoding of the whole text.
+
+    Attributes:
+        trial: units from whose tokens the search for a size begins.
+    """
+
+    trial: ClassVar[int] = 64
+
+    def __init__(self, codec: Codec, frame: Frame) -> None:
+        self._codec, self._frame = codec, frame
+        self._encoded: dict[tuple[int, str], list[int]] = {}
+
+    @abstractmethod
+    def text(self, n: int, rest: str = "") -> tuple[str, list[tuple[int, int]]]:
+        """The user's text, and the range of characters of each needle."""
+
+    @abstractmethod
+    def facts(self, n: int, rest: str) -> dict[str, Any]:
+        """What the sample's meta says of its size."""
+
+    @abstractmethod
+    def fitted(self, asked: Asked) -> tuple[int, str] | None:
+        """The size with which the sample fills its length; None where it does not fit at all."""
+
+    def encode(self, n: int, rest: str = "") -> list[int]:
+        """Final ids by one encoding of the whole text."""
+        if (n, rest) not in self._encoded:
+            self._encoded[n, rest] = self._codec.wrap(self.text(n, rest)[0], self._frame.answer_prefix)
+        return self._encoded[n, rest]
+
+    def prompt(self, n: int, rest: str = "") -> Prompt:
+        """The prompt by one encoding of the whole text, its ranges found with encodings of the text's parts."""
+        text, ranges = self.text(n, rest)
+        ids = self.encode(n, rest)
+        context = (len(self._frame.head), len(text) - len(self._frame.question))
+        spans = locate(self._codec, text, self._frame.answer_prefix, ids, [*ranges, context])
+        return Prompt(ids, tuple(spans[:-1]), spans[-1])
+
+    def whole_units(self, asked: Asked) -> int | None:
+        """As many units as fit, or nearly as many; None where not even a prompt without units fits."""
+        empty = len(self.encode(0))
+        each = max(1.0, (len(self.encode(self.trial)) - empty) / self.trial)
+        n = fit_units(
+            lambda count: len(self.encode(count)),
+            guess=int((asked.limit - empty) / each),
+            limit=asked.limit,
+            close=(asked.limit - asked.least) // 4,
+        )
+        return n if len(self.encode(n)) <= asked.limit else None
+
+
+class Draft(Whole):
+    """A haystack of units with needles: the first n units, then perhaps a part of one more unit.
 
     Needle i stands before unit int(places[i] * n); a cut unit is always the last, so no needle follows a broken one.
+    Where units must be whole, `spare` gives text for so many tokens instead of it.
     """
 
     def __init__(
@@ -62,12 +121,14 @@ class Draft:
         stream: UnitStream,
         needles: Sequence[str],
         places: Sequence[float],
+        spare: Callable[[int], str] | None = None,
     ) -> None:
-        self._codec, self._pieces, self._frame, self._stream = codec, pieces, frame, stream
+        super().__init__(codec, frame)
+        self._pieces, self._stream = pieces, stream
         self._needles, self._places = needles, places
+        self._spare = spare
         self._edges = pieces.edges(frame.head, frame.question, frame.answer_prefix)
         self._assembled: dict[tuple[int, str], Prompt] = {}
-        self._encoded: dict[tuple[int, str], list[int]] = {}
 
     def unit(self, k: int) -> str:
         """Text of unit k without its separator."""
@@ -87,11 +148,20 @@ class Draft:
             at += len(part) + 1
         return f"{self._frame.head}{self._frame.separator.join(parts)}\n{self._frame.question}", ranges
 
-    def encode(self, n: int, rest: str = "") -> list[int]:
-        """Final ids by one encoding of the whole text."""
-        if (n, rest) not in self._encoded:
-            self._encoded[n, rest] = self._codec.wrap(self.text(n, rest)[0], self._frame.answer_prefix)
-        return self._encoded[n, rest]
+    def facts(self, n: int, rest: str) -> dict[str, Any]:
+        """haystack_units (sentences or lines) and cut_unit (whether a part of one more was needed)."""
+        return {"haystack_units": n, "cut_unit": bool(rest)}
+
+    def fitted(self, asked: Asked, *, pieces: bool = False) -> tuple[int, str] | None:
+        """The size (see `fit`), by encoding the whole text for each try or by pieces; these may raise Inseparable."""
+
+        def size(n: int, rest: str) -> int:
+            return len(self.assemble(n, rest).ids if pieces else self.encode(n, rest))
+
+        def spare(n: int, tokens: int) -> str:
+            return self._spare(tokens) if self._spare else self.unit(n)
+
+        return fit(size, spare, guess=self.guess(asked.limit), limit=asked.limit, least=asked.least)
 
     def guess(self, tokens: int) -> int:
         """About how many units fit into a prompt of so many tokens."""
@@ -107,14 +177,6 @@ class Draft:
         if (n, rest) not in self._assembled:
             self._assembled[n, rest] = self._assemble(n, rest)
         return self._assembled[n, rest]
-
-    def prompt(self, n: int, rest: str = "") -> Prompt:
-        """The prompt by one encoding of the whole text, its ranges found with encodings of the text's parts."""
-        text, ranges = self.text(n, rest)
-        ids = self.encode(n, rest)
-        context = (len(self._frame.head), len(text) - len(self._frame.question))
-        spans = locate(self._codec, text, self._frame.answer_prefix, ids, [*ranges, context])
-        return Prompt(ids, tuple(spans[:-1]), spans[-1])
 
     def _layout(self, n: int, rest: str) -> list[_Item]:
         items: list[_Item] = []
@@ -189,9 +251,11 @@ def locate(
     """
     found = []
     for first, last in ranges:
-        # the letter keeps white space at the cut apart from the template's, and words from the letter
-        start = common_prefix(ids, codec.wrap(f"{text[:first]}x", ""))
+        # a letter keeps white space at the cut apart from the template's; another one than the text's at this place
+        letter = "q" if text[first : first + 1] == "x" else "x"
+        start = common_prefix(ids, codec.wrap(f"{text[:first]}{letter}", ""))
         cut = len(text[:last].rstrip())
-        end = len(ids) - common_suffix(ids, codec.wrap(f"x{text[cut:]}", answer_prefix))
+        letter = "q" if text[:cut].endswith("x") else "x"
+        end = len(ids) - common_suffix(ids, codec.wrap(f"{letter}{text[cut:]}", answer_prefix))
         found.append((start, max(start + 1, end)))
     return found

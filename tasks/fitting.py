@@ -3,8 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
 
-__all__ = ["fit"]
+__all__ = ["FILL", "Asked", "fit", "fit_part", "fit_units"]
+
+FILL = 0.98
+"""Share of the context length that a sample has to fill: prompt ids and generation budget."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The sample that is asked for."""
+
+    subset: str
+    index: int
+    ctx: int
+    gen_length: int
+    seed: int
+
+    @property
+    def limit(self) -> int:
+        """Most ids that a prompt may have."""
+        return self.ctx - self.gen_length
+
+    @property
+    def least(self) -> int:
+        """Fewest ids that a prompt should have."""
+        return ceil(FILL * self.ctx) - self.gen_length
 
 
 def fit(
@@ -22,17 +48,17 @@ def fit(
     Returns:
         None where not even an empty haystack fits.
     """
-    n = _units(lambda count: size(count, ""), guess, limit, close=(limit - least) // 4)
+    n = fit_units(lambda count: size(count, ""), guess=guess, limit=limit, close=(limit - least) // 4)
     reached = size(n, "")
     if reached > limit:
         return None
     if reached >= least:
         return n, ""
-    return n, _part(lambda text: size(n, text), spare(n, limit - reached), limit, least)
+    return n, fit_part(lambda text: size(n, text), spare(n, limit - reached), limit, least)
 
 
-def _units(size: Callable[[int], int], guess: int, limit: int, close: int) -> int:
-    """Largest n with size(n) <= limit, or one that comes close; 0 where none fits.
+def fit_units(size: Callable[[int], int], *, guess: int, limit: int, close: int) -> int:
+    """Largest n with size(n) <= limit, or one that comes as close as `close` tokens; 0 where none fits.
 
     Interpolates inside a bracket that shrinks with each try, so it ends even where sizes do not grow steadily.
     """
@@ -61,7 +87,11 @@ def _units(size: Callable[[int], int], guess: int, limit: int, close: int) -> in
             n = min(n, over - 1)
 
 
-def _part(size: Callable[[str], int], text: str, limit: int, least: int) -> str:
+def fit_part(size: Callable[[str], int], text: str, limit: int, least: int) -> str:
+    """The longest beginning of a text with size <= limit, cut between words; inside a word where that is below `least`.
+
+    The empty text has to fit.
+    """
     words = text.split(" ")
     count = _largest(len(words), lambda k: size(" ".join(words[:k])) <= limit)
     part = " ".join(words[:count])

@@ -18,6 +18,7 @@ from dllm_bench.errors import UserError
 from dllm_bench.options import Options, option
 from dllm_bench.running.task import Answer, Sample, Task
 from dllm_bench.tasks import gsm8k_data
+from dllm_bench.tasks.draws import private_random
 from dllm_bench.tasks.gsm8k_cot_shots import COT_SHOTS
 from dllm_bench.tasks.gsm8k_data import ProblemSet
 from dllm_bench.tasks.gsm8k_scoring import (
@@ -29,7 +30,6 @@ from dllm_bench.tasks.gsm8k_scoring import (
     same_text,
 )
 from dllm_bench.tasks.pieces import common_prefix
-from dllm_bench.tasks.ruler_prompt import private_random
 
 __all__ = ["Gsm8k", "Gsm8kCot", "Gsm8kCotOptions", "Gsm8kOptions"]
 

@@ -15,11 +15,11 @@ from math import ceil
 from dllm_bench.errors import UserError
 from dllm_bench.running.task import Codec
 from dllm_bench.tasks.draft import locate
+from dllm_bench.tasks.draws import private_random
 from dllm_bench.tasks.fitting import fit
 from dllm_bench.tasks.longbench_data import Item
 from dllm_bench.tasks.middle_cut import TooShort
 from dllm_bench.tasks.pieces import answer_joint
-from dllm_bench.tasks.ruler_prompt import private_random
 
 __all__ = ["MINI", "MiniPrompt", "MiniSet", "MiniSource"]
 

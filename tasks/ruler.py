@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
 from random import Random
 from typing import Any, ClassVar, Literal
 
 from dllm_bench.errors import UserError, choice
 from dllm_bench.options import Options, option
-from dllm_bench.running.task import Answer, Codec, Sample, Task
-from dllm_bench.tasks.draft import Draft, Frame, Inseparable, Prompt, locate
-from dllm_bench.tasks.fitting import fit
-from dllm_bench.tasks.pieces import Pieces, UnitStream, answer_joint, common_prefix
+from dllm_bench.running.task import Codec, Sample
+from dllm_bench.tasks.draft import Draft, Frame, Prompt, locate
+from dllm_bench.tasks.draws import private_random
+from dllm_bench.tasks.filling import Filler
+from dllm_bench.tasks.fitting import FILL, Asked
+from dllm_bench.tasks.pieces import Pieces, UnitStream, common_prefix
 from dllm_bench.tasks.ruler_compat import LmEvalRun, LmEvalSample, LmEvalSource, sample_stream
 from dllm_bench.tasks.ruler_prompt import (
     NOISE,
@@ -29,18 +30,12 @@ from dllm_bench.tasks.ruler_prompt import (
     draw_decoys,
     draw_needles,
     draw_questions,
-    private_random,
 )
-from dllm_bench.tasks.ruler_scoring import string_match_all
+from dllm_bench.tasks.ruler_task import PROBES, REDRAWS, RulerTask
 from dllm_bench.tasks.ruler_text import HUB, Corpus, check_haystack, load_corpus, sentence_splitter
 
 __all__ = ["FILL", "RulerNiah", "RulerOptions"]
 
-FILL = 0.98
-"""Share of the context length that a sample has to fill: prompt ids and generation budget."""
-
-_PROBES = 32
-_REDRAWS = 1000
 _CHECKED_SHARE = 1 / 128
 _SKIPS = 100
 
@@ -74,15 +69,10 @@ class RulerOptions(Options):
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a sample is asked for; all that decides it besides other options and codec."""
+class _Asked(Asked):
+    """All that decides a sample besides other options and codec."""
 
-    subset: str
     setting: Setting
-    index: int
-    ctx: int
-    gen_length: int
-    seed: int
     questions: int = 1
 
     @property
@@ -111,7 +101,7 @@ class _Haystack:
         return min([first.context[1], *(common_prefix(first.ids, p.ids) for p in others)])
 
 
-class RulerNiah(Task):
+class RulerNiah(RulerTask):
     """The eight niah subsets of RULER.
 
     Spans: "needle" (one per reference, in their order), "question" (the question and all behind it) and "affix" (all
@@ -125,9 +115,9 @@ class RulerNiah(Task):
     name: ClassVar[str] = "ruler_niah"
     version: ClassVar[int] = 1
     summary: ClassVar[str] = "find values hidden in a long text; eight RULER subsets, any context length"
-    source: ClassVar[str] = "https://arxiv.org/abs/2404.06654"
     subsets: ClassVar[tuple[str, ...]] = tuple(SETTINGS)
     default_subset: ClassVar[str] = "single_1"
+    tokens: ClassVar[int] = 128
     options_class: ClassVar[type[Options]] = RulerOptions
 
     def __init__(self, codec: Codec, options: Options | None = None) -> None:
@@ -137,24 +127,23 @@ class RulerNiah(Task):
         self._haystack, self._compat = self.options.haystack, self.options.compat
         self._questions = self.options.questions
         self._pieces = Pieces(codec)
-        self._joint = answer_joint(codec)
         self._streams: dict[str, UnitStream] = {}
         self._minima: dict[tuple[str, int], int] = {}
-        self._sound: dict[tuple[str, int, int], bool] = {}
+        self._filler = Filler()
         self._last: tuple[tuple[object, ...], _Haystack] | None = None
         self._lm_eval: dict[tuple[str, int, int, int], tuple[Iterator[LmEvalSample | None], list[LmEvalSample]]] = {}
 
     def budget(self, subset: str) -> int:
         """128 tokens for every niah subset."""
         self._setting(subset)
-        return 128
+        return self.tokens
 
     def minimum(self, subset: str, gen_length: int) -> int:
         """Smallest context length in tokens: needles, wording, template and budget, with an empty haystack."""
         key = (subset, gen_length)
         if key not in self._minima:
             setting = self._setting(subset)
-            rngs = [private_random(self.name, subset, "probe", i) for i in range(_PROBES)]
+            rngs = [private_random(self.name, subset, "probe", i) for i in range(PROBES)]
             drawn = [draw_questions(setting, rng, self._questions) for rng in rngs]
             drafts = [draft for needles in drawn for draft in self._drafts(setting, needles, Random())]
             self._minima[key] = max(len(draft.encode(0)) for draft in drafts) + gen_length
@@ -163,17 +152,12 @@ class RulerNiah(Task):
     def sample(self, subset: str, index: int, *, ctx: int | None, gen_length: int, seed: int) -> Sample:
         """Sample `index` for `ctx` tokens. Raises UserError below `minimum(subset, gen_length)`."""
         setting = self._setting(subset)
-        if ctx is None:
-            raise UserError("ruler_niah needs a context length in tokens (nearest valid: 4096)")
-        asked = _Asked(subset, setting, index, ctx, gen_length, seed, self._questions)
+        asked = _Asked(subset, index, self._length(ctx), gen_length, seed, setting, self._questions)
         if self._compat == "lm_eval":
             return self._lm_eval_sample(asked)
         least = self.minimum(subset, gen_length)
-        if ctx < least:
-            raise UserError(
-                f"a context of {ctx} tokens is too small for ruler_niah {subset} with a generation budget of "
-                f"{gen_length}: the minimum is {least}"
-            )
+        if asked.ctx < least:
+            raise self._too_small(asked, least)
         made = self._shared(asked)
         number = index % self._questions
         needles, prompt, (units, rest) = made.needles[number], made.prompts[number], made.size
@@ -182,11 +166,6 @@ class RulerNiah(Task):
         if self._questions > 1:
             meta |= {"questions": self._questions, "question": number}
         return self._finished(asked, prompt, spans, needles.references, meta, made.affix)
-
-    @classmethod
-    def grade(cls, subset: str, answer: Answer) -> dict[str, float]:
-        """Share of the hidden values that the answer names (NVIDIA's string_match_all, as a share)."""
-        return {"score": string_match_all(answer.prediction, answer.references)}
 
     def fetch(self, subset: str) -> list[str]:
         """The text of essay haystacks that is not built in: read, or fetched from the hub, and split."""
@@ -226,34 +205,6 @@ class RulerNiah(Task):
             return {"haystack": setting.haystack, "splitter": None}
         return {"haystack": self._corpus.name, "splitter": self._corpus.splitter}
 
-    def _finished(
-        self,
-        asked: _Asked,
-        prompt: Prompt,
-        needles: tuple[tuple[int, int], ...],
-        references: tuple[str, ...],
-        meta: dict[str, Any],
-        affix: int | None = None,
-    ) -> Sample:
-        first, last = prompt.context
-        depths = [round(100 * (start - first) / (last - first), 2) for start, _ in needles]
-        return Sample(
-            task=self.name,
-            subset=asked.subset,
-            index=asked.index,
-            seed=asked.seed,
-            prompt_ids=tuple(prompt.ids),
-            references=references,
-            gen_length=asked.gen_length,
-            nominal_ctx=asked.ctx,
-            spans={
-                "needle": needles,
-                "question": ((last, len(prompt.ids)),),
-                "affix": ((0, last if affix is None else affix),),
-            },
-            meta={"needle_depths": depths, "fill": (len(prompt.ids) + asked.gen_length) / asked.ctx, **meta},
-        )
-
     def _shared(self, asked: _Asked) -> _Haystack:
         """The haystack with all its questions: kept until another one is asked for."""
         if self._questions == 1:
@@ -264,7 +215,7 @@ class RulerNiah(Task):
 
     def _drawn(self, asked: _Asked) -> _Haystack:
         """Needles are drawn again where their keys are so long that not even an empty haystack fits."""
-        for attempt in range(_REDRAWS):
+        for attempt in range(REDRAWS):
             facts = (self.name, self.version, asked.subset, asked.ctx, asked.haystack, asked.seed, attempt)
             needles = draw_questions(asked.setting, private_random(*facts), self._questions)
             drafts = self._drafts(asked.setting, needles, private_random(*facts, "decoys"))
@@ -279,6 +230,8 @@ class RulerNiah(Task):
     def _drafts(self, setting: Setting, asked: Sequence[Needles], rng: Random) -> list[Draft]:
         """One per question, over one haystack."""
         stream = self._stream(setting, asked[0], rng)
+        # a needle must be whole, so what is left beside needles is filled with noise
+        spare = (lambda tokens: " ".join([NOISE] * (1 + tokens // 8))) if setting.haystack == "needles" else None
         drafts = []
         for needles in asked:
             query = needles.query
@@ -288,7 +241,7 @@ class RulerNiah(Task):
                 self._joint + setting.answer_prefix(query),
                 setting.separator,
             )
-            drafts.append(Draft(self.codec, self._pieces, frame, stream, needles.sentences, needles.places))
+            drafts.append(Draft(self.codec, self._pieces, frame, stream, needles.sentences, needles.places, spare))
         return drafts
 
     def _stream(self, setting: Setting, needles: Needles, rng: Random) -> UnitStream:
@@ -309,48 +262,14 @@ class RulerNiah(Task):
     def _filled(
         self, drafts: Sequence[Draft], asked: _Asked, checked: bool
     ) -> tuple[list[Prompt], tuple[int, str]] | None:
-        """The prompts, put together from pieces where that is right, else by encoding the whole text for each try. The
-        longest question is fitted, and the others have its haystack."""
-        longest = drafts[0] if len(drafts) == 1 else max(drafts, key=lambda draft: len(draft.encode(0)))
-        decoys = asked.setting.haystack == "needles"
-        if decoys or self._is_sound(asked):
-            try:
-                size = self._fit(longest, asked, pieces=True)
-                if size is None:
-                    return None
-                prompts = [draft.assemble(*size) for draft in drafts]
-                pairs = zip(drafts, prompts, strict=True)
-                if not (decoys or checked) or all(list(p.ids) == draft.encode(*size) for draft, p in pairs):
-                    return prompts, size
-            except Inseparable:
-                pass
-        size = self._fit(longest, asked, pieces=False)
-        return ([draft.prompt(*size) for draft in drafts], size) if size else None
-
-    def _fit(self, draft: Draft, asked: _Asked, *, pieces: bool) -> tuple[int, str] | None:
-        def size(n: int, rest: str) -> int:
-            return len(draft.assemble(n, rest).ids if pieces else draft.encode(n, rest))
-
-        def spare(n: int, tokens: int) -> str:
-            # a needle must be whole, so what is left beside needles is filled with noise
-            return " ".join([NOISE] * (1 + tokens // 8)) if asked.setting.haystack == "needles" else draft.unit(n)
-
-        limit = asked.ctx - asked.gen_length
-        least = ceil(FILL * asked.ctx) - asked.gen_length
-        return fit(size, spare, guess=draft.guess(limit), limit=limit, least=least)
-
-    def _is_sound(self, asked: _Asked) -> bool:
-        """Whether a prompt of this size has the ids of its pieces: tried once, on a sample of its own."""
-        key = asked.subset, asked.ctx, asked.gen_length
-        if key not in self._sound:
+        def probe() -> Draft:
+            key = asked.subset, asked.ctx, asked.gen_length
             needles = draw_needles(asked.setting, private_random(self.name, *key, "sound"))
-            [draft] = self._drafts(asked.setting, [needles], Random())
-            try:
-                size = self._fit(draft, asked, pieces=True) or (0, "")
-                self._sound[key] = list(draft.assemble(*size).ids) == draft.encode(*size)
-            except Inseparable:
-                self._sound[key] = False
-        return self._sound[key]
+            return self._drafts(asked.setting, [needles], Random())[0]
+
+        # decoys are new text in each sample, so each is compared with an encoding of the whole
+        own = asked.setting.haystack == "needles"
+        return self._filler.fill(drafts, asked, probe=None if own else probe, checked=checked)
 
     def _lm_eval_sample(self, asked: _Asked) -> Sample:
         """lm-eval's sample: the index-th that it keeps when it makes this subset and length first after seeding.

@@ -5,13 +5,13 @@ The wording is lm-eval 0.4.13's and NVIDIA/RULER's, byte for byte.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from dllm_bench.tasks.draws import below
 from dllm_bench.tasks.words import word_pairs
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "draw_needles",
     "draw_questions",
     "draw_standard",
-    "private_random",
 ]
 
 Kind = Literal["words", "numbers", "uuids"]
@@ -125,12 +124,6 @@ class Needles:
     taken: frozenset[str]
 
 
-def private_random(*facts: object) -> random.Random:
-    """A generator that depends on the facts alone: not on the process, the order of calls or the global state."""
-    text = "\x1f".join(str(fact) for fact in facts)
-    return random.Random(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big"))
-
-
 def draw_needles(setting: Setting, rng: random.Random) -> Needles:
     """Needles with keys and values that are all different, in shuffled order. See `draw_questions`."""
     return draw_questions(setting, rng, 1)[0]
@@ -199,21 +192,17 @@ def _new(kind: Kind, rng: random.Random, taken: set[str]) -> str:
 
 def _draw(kind: Kind, rng: random.Random) -> str:
     if kind == "numbers":
-        return str(1_000_000 + _below(9_000_000, rng))
+        return str(1_000_000 + below(9_000_000, rng))
     if kind == "uuids":
         return _uuid(rng)
-    return word_pairs()[_below(len(word_pairs()), rng)]
+    return word_pairs()[below(len(word_pairs()), rng)]
 
 
 def _uuid(rng: random.Random) -> str:
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
-def _below(n: int, rng: random.Random) -> int:
-    # random() is the one method whose values Python promises to keep between versions
-    return int(rng.random() * n)
-
-
 def _shuffled(items: list[T], rng: random.Random) -> list[T]:
+    # another permutation than that of `draws.shuffled`: niah's samples keep it
     left = list(items)
-    return [left.pop(_below(len(left), rng)) for _ in items]
+    return [left.pop(below(len(left), rng)) for _ in items]

@@ -1,4 +1,4 @@
-"""RULER's word keys: every adjective-noun pair of wonderwords, sorted, without holding six million strings."""
+"""RULER's words, and its word keys: every adjective-noun pair of wonderwords, without holding six million strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import overload
 
-__all__ = ["WordPairs", "word_pairs"]
+__all__ = ["WordPairs", "single_words", "word_pairs"]
 
 
 class WordPairs(Sequence[str]):
@@ -66,6 +66,13 @@ def _families(adjectives: Iterable[str]) -> list[list[str]]:
 def word_pairs() -> WordPairs:
     """The 6,171,620 pairs of wonderwords 3.0.1, the list that lm-eval and NVIDIA/RULER draw their word keys from."""
     return WordPairs(_lines("wonderwords_adjectives.txt"), _lines("wonderwords_nouns.txt"))
+
+
+@cache
+def single_words() -> tuple[str, ...]:
+    """The distinct nouns, adjectives and verbs of wonderwords 3.0.1, sorted: RULER's words for word lists."""
+    names = ("wonderwords_nouns.txt", "wonderwords_adjectives.txt", "wonderwords_verbs.txt")
+    return tuple(sorted({word for name in names for word in _lines(name)}))
 
 
 def _lines(name: str) -> list[str]:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
+from dllm_bench.tasks.draws import private_random
 from dllm_bench.tasks.prose import built_in_sentences
-from dllm_bench.tasks.ruler_prompt import NOISE, SETTINGS, draw_needles, private_random
+from dllm_bench.tasks.ruler_prompt import NOISE, SETTINGS, draw_needles
 
 TEMPLATE = ("<user>\n", "</user>\n<assistant>\n")
 

@@ -50,7 +50,7 @@ def test_what_is_not_there_fails_at_once_and_quietly(
     cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waits to try again"))
-    with pytest.raises(Exception, match="network is off|offline mode"):
+    with pytest.raises(Exception, match=r"network is off|offline mode"):
         hub_rows("owner/some_data", split="test")
     assert capfd.readouterr().err == ""
 

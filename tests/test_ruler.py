@@ -127,7 +127,7 @@ def test_a_token_over_a_joint_in_some_samples_only():
         assert sample.references[0] in codec.decode(sample.prompt_ids[start:stop])
         long += codec.decode(sample.prompt_ids[start : start + 1]).startswith(" again.")
     assert 0 < long < 40
-    assert all(task._sound.values())  # so the sample's own joints must have told
+    assert all(task._filler.sound.values())  # so the sample's own joints must have told
 
 
 @pytest.mark.parametrize("subset", SUBSETS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.tasks.words import WordPairs, word_pairs
+from dllm_bench.tasks.words import WordPairs, single_words, word_pairs
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "ruler" / "samples.json").read_text(encoding="utf-8"))
 
@@ -47,9 +47,16 @@ def test_families_of_hyphenated_adjectives_are_sorted_together():
     assert list(WordPairs(adjectives, nouns)) == sorted({f"{a}-{n}" for a in adjectives for n in nouns})
 
 
+def test_single_words_are_all_three_lists():
+    words = single_words()
+    assert len(words) == 8166 and list(words) == sorted(set(words))
+    assert {"aardvark", "quizzical", "yell"} <= set(words)
+
+
 def test_import_and_first_use_load_nothing_heavy():
     code = (
-        "import sys; import dllm_bench.tasks.ruler; from dllm_bench.tasks.words import word_pairs; word_pairs()[5];"
+        "import sys; from dllm_bench.running.task import TASKS; from dllm_bench.tasks.words import word_pairs;"
+        "[TASKS.get(name) for name in TASKS.names() if name.startswith('ruler_')]; word_pairs()[5];"
         "heavy = {'torch','transformers','lm_eval','datasets','pandas','nltk','wonderwords','numpy','tokenizers'};"
         "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))"
     )

@@ -276,7 +276,7 @@ def test_the_defaults_come_from_task_card_and_threshold_rule() -> None:
     assert (made.gen_length, made.block_length) == (64, 16)
     assert settings({}, {"gen_length": 512}).gen_length == 128
     assert settings({"gen_length": 24}, {"gen_length": 64}).block_length == 24
-    assert [settings({"gen_length": n}).block_length for n in (50, 100, 64, 37)] == [25, 25, 32, 1], "blocks fit"
+    assert [settings({"gen_length": n}).block_length for n in (50, 100, 64, 37)] == [25, 25, 32, 37], "blocks fit"
     for rule in ({"steps": 64}, {"factor": 1.0}, {"tokens_per_pass": 2}, {"remasking": "random"}):
         assert settings(rule).threshold is None
     assert settings({"steps": 64, "threshold": 0.7}).threshold == 0.7
@@ -286,6 +286,25 @@ def test_the_defaults_come_from_task_card_and_threshold_rule() -> None:
         "confidence_threshold",
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("budget", "card", "block"),
+    [(30, 16, 15), (30, 32, 30), (120, 32, 30), (50, 32, 25), (50, 16, 10), (32, 16, 16), (100, 64, 50), (7, 32, 7)],
+)
+def test_the_default_block_divides_the_budget(budget: int, card: int, block: int) -> None:
+    made = decode_settings({}, budget, {"block_length": card}, "llada")
+    assert (made.gen_length, made.block_length) == (budget, block)
+    # what was asked for stays as it is
+    assert decode_settings({"block_length": 10}, budget - budget % 10 or 10, {}, "llada").block_length == 10
+    with pytest.raises(UserError, match="is not a multiple of block_length"):
+        decode_settings({"block_length": 9}, 50, {"block_length": card}, "llada")
+
+
+@pytest.mark.parametrize("length", [0, -4])
+def test_no_tiny_blocks_are_made_up(length: int) -> None:
+    with pytest.raises(UserError, match="gen_length"):
+        decode_settings({"gen_length": length}, 64, {}, "llada")
 
 
 @pytest.mark.parametrize("given", [{}, {"steps": 64}, {"factor": 1.0}, {"block_length": 128}, {"block_length": 1}])

@@ -229,8 +229,7 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
     """Settings from what was given, then the model's card, the task's budget in tokens, and the defaults.
 
     The card may name a smaller budget than the task's; without another commit rule the threshold is 0.9, in blocks
-    of 32, or of the longest shorter length that divides the budget. Raises UserError for settings that do not fit
-    together.
+    of 32 or of the next smaller number that divides the budget. Raises UserError for settings that do not fit together.
     """
     values: dict[str, Any] = {"block_length": _DEFAULT_BLOCK, **card}
     values["gen_length"] = generation_budget({}, budget, card)
@@ -242,9 +241,18 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
         values["threshold"] = _DEFAULT_THRESHOLD
     values.update({name: value for name, value in given.items() if value is not None})
     if given.get("block_length") is None:
-        length, most = int(values["gen_length"]), int(values["block_length"])
-        values["block_length"] = max(d for d in range(1, min(length, most) + 1) if length % d == 0) if length > 0 else 1
+        values["block_length"] = _block(int(values["block_length"]), int(values["gen_length"]))
     return DecodeSettings.make(values, family)
+
+
+def _block(default: int, gen_length: int) -> int:
+    """The largest block up to the default that divides the budget, since official budgets such as 50 or 120 are no
+    multiples of it; where that is less than half of the default, the smallest one above."""
+    most = min(default, gen_length)
+    below = next((block for block in range(most, 0, -1) if gen_length % block == 0), default)
+    if 2 * below >= most:
+        return below
+    return next(block for block in range(most, gen_length + 1) if gen_length % block == 0)
 
 
 def expand(plan: Plan, model: Model, task: Task, package_version: str) -> list[RunSpec]:

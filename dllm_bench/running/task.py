@@ -203,6 +203,10 @@ TASKS: Registry[Task] = Registry(
     "dllm_bench.running.task:Task",
     {
         "ruler_niah": "dllm_bench.tasks.ruler:RulerNiah",
+        "ruler_vt": "dllm_bench.tasks.ruler_vt:RulerVt",
+        "ruler_cwe": "dllm_bench.tasks.ruler_cwe:RulerCwe",
+        "ruler_fwe": "dllm_bench.tasks.ruler_fwe:RulerFwe",
+        "ruler_qa": "dllm_bench.tasks.ruler_qa:RulerQa",
         "gsm8k": "dllm_bench.tasks.gsm8k:Gsm8k",
         "gsm8k_cot": "dllm_bench.tasks.gsm8k:Gsm8kCot",
         "longbench": "dllm_bench.tasks.longbench:LongBench",
