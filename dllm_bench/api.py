@@ -176,13 +176,33 @@ def _laid_out(
             raise UserError("a parsed method spec has its options already")
         spec = method
     else:
-        spec = parse_method(method, dict(options or {}))
-    settings = decode if isinstance(decode, DecodeSettings) else DecodeSettings.make(decode or {}, model.family)
+        spec = parse_method(method, _values("options", options))
+    settings = decode if isinstance(decode, DecodeSettings) else None
+    settings = settings or DecodeSettings.make(_values("decode", decode), model.family)
     spec.build().check(settings)
     ids = _ids(prompt_ids)
-    if span is not None and not 0 <= span[0] <= span[1] <= len(ids):
-        raise UserError(f"span {span[0]}:{span[1]} is no range of the prompt's {len(ids)} tokens")
+    _check_span(span, len(ids))
     return spec, settings, Canvas.make(ids, settings, model.config, model.network.device)
+
+
+def _values(name: str, given: Any) -> dict[str, Any]:
+    """A mapping from a call, by names."""
+    try:
+        return {str(key): value for key, value in dict(given or {}).items()}
+    except (TypeError, ValueError):
+        raise UserError(f"{name} must be a mapping of names to values, or None, got {given!r}") from None
+
+
+def _check_span(span: Any, length: int) -> None:
+    """Raises UserError for what is no half-open range of a prompt of `length` ids."""
+    if span is None:
+        return
+    try:
+        start, stop = (operator.index(place) for place in span)
+    except (TypeError, ValueError):
+        raise UserError(f"span must be two positions, such as (0, {length}), got {span!r}") from None
+    if not 0 <= start <= stop <= length:
+        raise UserError(f"span {start}:{stop} is no range of the prompt's {length} tokens")
 
 
 def useful_length(ids: Sequence[int], mask_id: int, eos_ids: Sequence[int]) -> int:

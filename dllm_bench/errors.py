@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
-__all__ = ["ChoiceError", "UserError", "choice", "nearest"]
+__all__ = ["ChoiceError", "UserError", "choice", "nearest", "nearest_number"]
 
 
 class UserError(Exception):
@@ -26,9 +27,23 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     return pool[found[0]] if found else None
 
 
-def choice(kind: str, name: str, choices: Iterable[str]) -> ChoiceError:
+def choice(kind: str, name: object, choices: Iterable[str]) -> ChoiceError:
     """The error for an unknown `name`: names the nearest valid one, then all of them."""
-    known = list(choices)
+    known, name = list(choices), str(name)
     near = nearest(name, known)
     hint = f"did you mean '{near}'? " if near else ""
     return ChoiceError(f"unknown {kind} '{name}': {hint}valid: {', '.join(known) or 'none'}")
+
+
+def nearest_number(
+    text: str, *, whole: bool, low: float | None = None, high: float | None = None, otherwise: float | None = None
+) -> int | float:
+    """The valid number that is nearest to what `text` means: the first number in it, put into the range.
+
+    A text without a number means `otherwise`, or the low end of the range.
+    """
+    found = re.search(r"-?\d+(?:\.\d+)?", text)
+    value = float(found[0]) if found else otherwise if otherwise is not None else low if low is not None else 1
+    value = max(value, low) if low is not None else value
+    value = min(value, high) if high is not None else value
+    return round(value) if whole else value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from dllm_bench.errors import UserError, choice, nearest
+from dllm_bench.errors import UserError, choice, nearest, nearest_number
 
 __all__ = ["Options", "describe", "make_options", "option"]
 
@@ -52,7 +52,7 @@ def make_options(cls: type[O], values: Mapping[str, Any], *, owner: str) -> O:
             if not fields:
                 raise UserError(f"{owner} has no options, so '{key}' cannot be set")
             raise choice(f"option of {owner}", key, fields)
-        parsed[key] = _convert(value, hints[key], f"{owner} option '{key}'")
+        parsed[key] = _convert(value, hints[key], f"{owner} option '{key}'", fields[key])
         _in_range(parsed[key], fields[key].metadata, f"{owner} option '{key}'")
     made = cls(**parsed)
     made.check()
@@ -75,19 +75,19 @@ def _type_name(hint: Any) -> str:
     return "none" if hint is type(None) else hint.__name__
 
 
-def _convert(value: Any, hint: Any, what: str) -> Any:
+def _convert(value: Any, hint: Any, what: str, field: dataclasses.Field[Any]) -> Any:
     origin = get_origin(hint)
     if origin is Literal:
         return _literal(value, get_args(hint), what)
     if origin in (Union, types.UnionType):
-        return _union(value, get_args(hint), what)
+        return _union(value, get_args(hint), what, field)
     if origin is tuple:
-        return _list(value, get_args(hint)[0], what)
+        return _list(value, get_args(hint)[0], what, field)
     if hint is bool:
         return _boolean(value, what)
     if hint is str:
         return str(value)
-    return _number(value, hint, what)
+    return _number(value, hint, what, field)
 
 
 def _literal(value: Any, allowed: tuple[Any, ...], what: str) -> Any:
@@ -97,13 +97,13 @@ def _literal(value: Any, allowed: tuple[Any, ...], what: str) -> Any:
     raise choice(f"value for {what}:", str(value), [str(a) for a in allowed])
 
 
-def _union(value: Any, kinds: tuple[Any, ...], what: str) -> Any:
+def _union(value: Any, kinds: tuple[Any, ...], what: str, field: dataclasses.Field[Any]) -> Any:
     if type(None) in kinds and (value is None or str(value).lower() in ("none", "null")):
         return None
     last: UserError | None = None
     for kind in (k for k in kinds if k is not type(None)):
         try:
-            return _convert(value, kind, what)
+            return _convert(value, kind, what, field)
         except UserError as error:
             last = error
     if str(value).isalpha() and any(get_origin(kind) is Literal for kind in kinds):
@@ -112,7 +112,7 @@ def _union(value: Any, kinds: tuple[Any, ...], what: str) -> Any:
     raise last
 
 
-def _list(value: Any, kind: Any, what: str) -> tuple[Any, ...]:
+def _list(value: Any, kind: Any, what: str, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value if value.lstrip().startswith("[") else f"[{value}]")
@@ -121,7 +121,7 @@ def _list(value: Any, kind: Any, what: str) -> tuple[Any, ...]:
             raise UserError(f"{what} must be a list such as {example}, got '{value}'") from None
     if not isinstance(value, list | tuple):
         value = [value]
-    return tuple(_convert(v, kind, what) for v in value)
+    return tuple(_convert(v, kind, what, field) for v in value)
 
 
 def _boolean(value: Any, what: str) -> bool:
@@ -136,7 +136,7 @@ def _boolean(value: Any, what: str) -> bool:
     raise UserError(f"{what} must be true or false (nearest: {nearest(text, known) or 'true'}), got '{value}'")
 
 
-def _number(value: Any, kind: Callable[[Any], Any], what: str) -> Any:
+def _number(value: Any, kind: Callable[[Any], Any], what: str, field: dataclasses.Field[Any]) -> Any:
     try:
         if isinstance(value, bool):
             raise ValueError
@@ -145,10 +145,19 @@ def _number(value: Any, kind: Callable[[Any], Any], what: str) -> Any:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         name = "a whole number" if kind is int else "a number"
-        raise UserError(f"{what} must be {name}, got '{value}'") from None
+        raise UserError(f"{what} must be {name}{number_hint(str(value), field)}, got '{value}'") from None
     if number != number or number in (float("inf"), float("-inf")):
         raise UserError(f"{what} must be finite, got '{value}'")
     return number
+
+
+def number_hint(text: str, field: dataclasses.Field[Any]) -> str:
+    """The valid number nearest to a text that is none, in brackets; empty where that cannot be told."""
+    low, high, above = (field.metadata.get(name) for name in ("low", "high", "above"))
+    usual: Any = field.default if type(field.default) in (int, float) else None
+    whole = type(usual) is int or "int" in str(field.type)
+    near = nearest_number(text, whole=whole, low=low, high=high, otherwise=usual)
+    return f" (nearest valid: {near:g})" if above is None or near > above else ""
 
 
 def _in_range(value: Any, meta: Mapping[str, Any], what: str) -> None:

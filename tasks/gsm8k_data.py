@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.errors import UserError, nearest
+from dllm_bench.hub_access import hub_rows
 from dllm_bench.jsonl import file_objects, text_field
 from dllm_bench.tasks.gsm8k_scoring import FINAL
 
@@ -88,9 +89,7 @@ def from_file(file: Path) -> ProblemSet:
 def _from_hub(split: str) -> ProblemSet:
     """A split of the hub's data set, or of what `datasets` keeps of it. Raises UserError where there is neither."""
     try:
-        from datasets import load_dataset
-
-        rows = load_dataset(HUB_DATASET, _HUB_CONFIG, split=split)
+        rows = hub_rows(HUB_DATASET, _HUB_CONFIG, split=split)
     except Exception as error:  # the hub's client raises many kinds, all of which mean that the data is not to be had
         raise UserError(
             f"the data set {HUB_DATASET} is neither on this machine nor can the hub be reached "

@@ -23,6 +23,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from dllm_bench.errors import UserError
+from dllm_bench.hub_access import quiet
 from dllm_bench.tasks.lm_eval_names import find
 
 __all__ = ["Definition", "LiveTask", "Scorer", "json_doc"]
@@ -285,7 +286,8 @@ def _set_data(name: str, config: dict[str, Any], data: Path) -> None:
 
 def _built(name: str, config: dict[str, Any]) -> Any:
     try:
-        return ConfigurableTask(config=config)
+        with quiet():
+            return ConfigurableTask(config=config)
     except Exception as error:  # datasets, the hub and a task's own functions raise many kinds
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(

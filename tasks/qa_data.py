@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.errors import UserError, nearest
+from dllm_bench.hub_access import hub_rows
 
 __all__ = ["QaData", "Question", "check_data", "data_identity", "load_qa"]
 
@@ -155,9 +156,7 @@ def _other(subset: str, content: Any) -> str:
 def _from_hub(subset: str) -> list[_Raw]:
     source = _SOURCES[subset]
     try:
-        from datasets import load_dataset
-
-        return list(source.read_rows(load_dataset(*source.hub, split="validation")))
+        return list(source.read_rows(hub_rows(*source.hub, split="validation")))
     except KeyError as error:
         raise UserError(f"the hub's data set {source.hub[0]} has no column {error}; {_ways(subset)}") from None
     except Exception as error:  # the hub's client raises many kinds, all of which mean that the data are not to be had

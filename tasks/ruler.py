@@ -167,9 +167,17 @@ class RulerNiah(RulerTask):
             meta |= {"questions": self._questions, "question": number}
         return self._finished(asked, prompt, spans, needles.references, meta, made.affix)
 
+    def fetch(self, subset: str) -> list[str]:
+        """The text of essay haystacks that is not built in: read, or fetched from the hub, and split."""
+        if self._haystack is None or self._setting(subset).haystack != "essay":
+            return []
+        name, text, sentences = self._corpus.name, self._corpus.text, self._corpus.sentences
+        where = f"{len(text.encode()):,} bytes in {len(sentences):,} sentences ({self._corpus.splitter})"
+        return [f"{name.rpartition(':')[0]}: {where}, SHA-256 {name.rpartition(':')[2]}…"]
+
     def data(self, subset: str) -> str | None:
-        """The user's own haystack: its name, the hash of its text, and how its sentences are found."""
-        if self._haystack in (None, HUB):
+        """A haystack that is not built in: its name, the hash of its text, and how its sentences are found."""
+        if self._haystack is None or (self._haystack == HUB and self._setting(subset).haystack != "essay"):
             return None
         return f"{self._corpus.name}:{self._corpus.splitter}"
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dllm_bench.errors import UserError, nearest
+from dllm_bench.hub_access import hub_rows
 from dllm_bench.tasks.prose import built_in_sentences
 
 __all__ = ["HUB", "HUB_DATASET", "Corpus", "check_haystack", "load_corpus", "sentence_splitter", "split_sentences"]
@@ -117,9 +118,7 @@ def _read(path: Path) -> str:
 
 def _hub_text() -> str:
     try:
-        from datasets import load_dataset
-
-        return " ".join(load_dataset(HUB_DATASET, split="train")["text"])
+        return " ".join(hub_rows(HUB_DATASET, split="train")["text"])
     except Exception as error:  # the hub's client raises many kinds, all of which mean that the text is not to be had
         raise UserError(
             f"haystack 'hub' needs the data set {HUB_DATASET}, which could not be loaded ({error}): "

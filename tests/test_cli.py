@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +17,9 @@ from test_text import LLADA_SPECIALS, byte_level
 from tiny_checkpoints import llada_config, write
 
 import dllm_bench
-from dllm_bench import cli, generate
+from dllm_bench import UserError, cli, generate
 
+ROOT = Path(__file__).parent.parent
 LLADA, DREAM = str(GOLDEN / "llada_fastdllm"), str(GOLDEN / "dream_fastdllm")
 Called = tuple[int, str, str]
 Call = Callable[..., Called]
@@ -112,7 +115,10 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["--trace"], ["--trace needs --json"]),
     (["--prompt", "both"], ["either --prompt TEXT or --prompt-ids"]),
     (["--gen-lenght", "8"], ["unknown option '--gen-lenght': did you mean '--gen-length'"]),
-    (["--gen-length", "abc"], ["--gen-length", "integer"]),
+    (["--gen-length", "abc"], ["--gen-length must be a whole number (nearest valid: 1), got 'abc'"]),
+    (["--gen-length=12.7"], ["--gen-length must be a whole number (nearest valid: 13), got '12.7'"]),
+    (["--threshold", "high"], ["--threshold must be a number (nearest valid: 0), got 'high'"]),
+    (["--top-p", "7x"], ["--top-p must be a number (nearest valid: 1), got '7x'"]),
     (["--gen-length"], ["--gen-length", "requires an argument"]),
     (["surplus"], ["surplus"]),
 ]
@@ -353,3 +359,66 @@ def test_an_answer_prefix_stands_behind_the_template(call: Call) -> None:
     prefix = "The special magic number for calm-river mentioned in the provided text is"
     code, out, _ = call("generate", "--prompt", f"{needle}\n{asked}", "--answer-prefix", prefix)
     assert (code, out.strip()) == (0, "4718253.")
+
+
+@pytest.mark.parametrize("args", [("show", "fast_dllm"), ("list", "methods"), ("leaderboard",), ("--help",)])
+def test_a_reader_that_goes_away_is_no_error(args: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "dllm_bench", *args]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": 3}, "unknown method '3'"),
+        ({"method": None}, "unknown method 'None'"),
+        ({"options": 3}, "options must be a mapping"),
+        ({"options": {3: 3}}, "unknown option of method 'fast_dllm': '3'"),
+        ({"decode": 3}, "decode must be a mapping"),
+        ({"decode": {3: 1}}, "unknown option of decode '3'"),
+        ({"span": 3}, "span must be two positions, such as (0, 2), got 3"),
+        ({"span": (1, 2, 3)}, "span must be two positions"),
+        ({"span": (0, 9)}, "span 0:9 is no range of the prompt's 2 tokens"),
+    ],
+)
+def test_wrong_kinds_of_values_in_python(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        generate(model("llada_fastdllm"), [1, 3], **given)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"spec": 3}, "model must be a name, got 3 (nearest valid: 'tiny')"),
+        ({"dtype": 3}, "dtype must be a name, got 3 (nearest valid: 'auto')"),
+        ({"device": 0}, "device must be a name, got 0 (nearest valid: 'auto')"),
+        ({"chat_template": True}, "chat template must be a name, got True (nearest valid: 'auto')"),
+        ({"rope_scaling": 3}, "unknown RoPE scaling '3'"),
+    ],
+)
+def test_wrong_kinds_of_values_for_a_model(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        dllm_bench.load_model(**given)
+    assert said in str(refused.value)
+
+
+def test_none_and_torch_s_own_names_are_understood() -> None:
+    import torch
+
+    loaded = dllm_bench.load_model(LLADA, dtype=None, device="cpu", chat_template=None)
+    assert loaded.dtype == "float32"
+    loaded = dllm_bench.load_model(Path(LLADA), dtype=torch.float64, device=torch.device("cpu"))  # type: ignore[arg-type]
+    assert (loaded.name, loaded.dtype) == (LLADA, "float64")
+
+
+def test_show_wraps_on_a_terminal_only(call: Call) -> None:
+    out = call("show", "wavefilter")[1]
+    [notes] = [line for line in out.splitlines() if line.startswith("notes  ")]
+    assert len(notes) > 200 and "(haar|db2|db4|sym4|coif1)" in out
+    out = call("show", "ruler_niah")[1]
+    assert "context  --ctx is needed" in out and "metrics  score" in out

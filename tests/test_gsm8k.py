@@ -6,8 +6,6 @@ import hashlib
 import json
 import random
 import re
-import sys
-import types
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -271,9 +269,7 @@ def test_an_index_or_a_length_that_does_not_exist(folder: Path) -> None:
 
 
 def stub_hub(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any]) -> None:
-    module = types.ModuleType("datasets")
-    module.load_dataset = load  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr(gsm8k_data, "hub_rows", load)
 
 
 def test_the_hub_gives_what_the_files_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

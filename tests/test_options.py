@@ -69,7 +69,7 @@ def test_values(key: str, value: Any, wanted: Any) -> None:
     [
         ("count", 0, "at least 1 (nearest valid: 1), got 0"),
         ("count", 10, "at most 9 (nearest valid: 9), got 10"),
-        ("count", 2.5, "a whole number, got '2.5'"),
+        ("count", 2.5, "a whole number (nearest valid: 2), got '2.5'"),
         ("count", "2.5", "a whole number"),
         ("count", "1e1", "a whole number"),
         ("count", "", "a whole number"),
@@ -83,7 +83,7 @@ def test_values(key: str, value: Any, wanted: Any) -> None:
         ("ratio", "-inf", "finite"),
         ("ratio", float("nan"), "finite"),
         ("ratio", 10**400, "a number"),
-        ("ratio", "half", "a number, got 'half'"),
+        ("ratio", "half", "a number (nearest valid: 0.5), got 'half'"),
         ("ratio", None, "a number"),
         ("ratio", True, "a number"),
         ("mode", "duel", "did you mean 'dual'? valid: dual, prefix"),

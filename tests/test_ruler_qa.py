@@ -6,7 +6,6 @@ import json
 import random
 import re
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ruler_codecs import TEMPLATE, BpeCodec, leading_space_codec, word_codec
 from dllm_bench.errors import ChoiceError, UserError
 from dllm_bench.options import make_options
 from dllm_bench.running.task import TASKS, Answer
+from dllm_bench.tasks import qa_data
 from dllm_bench.tasks.fitting import FILL
 from dllm_bench.tasks.qa_data import load_qa
 from dllm_bench.tasks.ruler_cwe import RulerCwe
@@ -342,7 +342,7 @@ def test_the_hub_gives_what_the_official_file_gives(monkeypatch, folder, subset,
         asked.append((given, split))
         return as_rows(subset)
 
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(qa_data, "hub_rows", load_dataset)
     load_qa.cache_clear()
     hub, file = load_qa(subset, None), load_qa(subset, folder)
     load_qa.cache_clear()
@@ -365,7 +365,7 @@ def test_a_hub_that_cannot_be_reached_or_has_changed(monkeypatch):
             return [{"id": "a", "question": "b"}]
         raise ConnectionError("no\nnetwork")
 
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(qa_data, "hub_rows", load_dataset)
     load_qa.cache_clear()
     ways = r"let the hub's .* be fetched once with the network on, or give .*json or its folder with --task-set"
     with pytest.raises(UserError, match=r"rajpurkar/squad_v2 could not be loaded \(no network\); " + ways):

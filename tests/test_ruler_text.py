@@ -7,10 +7,13 @@ import sys
 import types
 
 import pytest
+from ruler_codecs import word_codec
 
 from dllm_bench.errors import UserError
+from dllm_bench.tasks import ruler_text
 from dllm_bench.tasks.fitting import fit
 from dllm_bench.tasks.prose import SENTENCES, built_in_sentences
+from dllm_bench.tasks.ruler import RulerNiah, RulerOptions
 from dllm_bench.tasks.ruler_text import Corpus, load_corpus, sentence_splitter, split_sentences
 
 
@@ -63,11 +66,11 @@ def test_punkt_is_used_where_its_data_are_installed(monkeypatch, tmp_path):
 def test_the_hub_text_is_joined_as_in_lm_eval(monkeypatch):
     asked = []
 
-    def load_dataset(name, split):
+    def hub_rows(name, split):
         asked.append((name, split))
         return {"text": ["First essay.\n\nIts end. ", "Second  essay."]}
 
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(ruler_text, "hub_rows", hub_rows)
     load_corpus.cache_clear()
     corpus = load_corpus("hub")
     load_corpus.cache_clear()
@@ -77,11 +80,24 @@ def test_the_hub_text_is_joined_as_in_lm_eval(monkeypatch):
     assert corpus.name.startswith("hub:baber/paul_graham_essays:")
 
 
+def test_the_hub_text_is_named_in_the_key_and_by_fetch(monkeypatch):
+    monkeypatch.setattr(ruler_text, "hub_rows", lambda name, split: {"text": ["First essay. Its end."]})
+    load_corpus.cache_clear()
+    task = RulerNiah(word_codec(), RulerOptions(haystack="hub"))
+    [line] = task.fetch("single_2")
+    data = task.data("single_2")
+    load_corpus.cache_clear()
+    assert re.fullmatch(r"hub:baber/paul_graham_essays:[0-9a-f]{8}:(regex|punkt)", data)
+    assert line.startswith("hub:baber/paul_graham_essays: 21 bytes in 2 sentences") and data.split(":")[2] in line
+    assert task.fetch("single_1") == [] and RulerNiah(word_codec()).fetch("single_2") == []
+    assert RulerNiah(word_codec()).data("single_2") is None
+
+
 def test_a_hub_that_cannot_be_reached_is_a_user_error(monkeypatch):
-    def load_dataset(name, split):
+    def hub_rows(name, split):
         raise ConnectionError("no network")
 
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(ruler_text, "hub_rows", hub_rows)
     load_corpus.cache_clear()
     with pytest.raises(UserError, match=r"paul_graham_essays, which could not be loaded \(no network\)"):
         load_corpus("hub")

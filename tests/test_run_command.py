@@ -129,6 +129,8 @@ def test_a_finite_task_gives_what_it_has(monkeypatch: pytest.MonkeyPatch, folder
         (["--method", "fast_dllm", "--ctx", "2k", "--set", "moed=dual"], "did you mean 'mode'"),
         (["--method", "baseline", "--ctx", "2k", "--gen-length", "60", "--block-length", "32"], "nearest valid"),
         (["--method", "baseline", "--ctx", "64"], "nearest valid is 128"),
+        # the first sample of every cell is made before anything runs
+        (["--method", "baseline", "--ctx", "256,64"], "nearest valid is 128"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(

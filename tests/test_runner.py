@@ -23,6 +23,7 @@ from dllm_bench.running.lengths import ctx_name, parse_ctx
 from dllm_bench.running.runner import Cell, Runner, warm_up_settings
 from dllm_bench.running.spec import Request, RunSpec, check, decode_settings, expand
 from dllm_bench.running.store import Store
+from dllm_bench.running.task import Sample
 
 TESTS = Path(__file__).parent
 HERE = Environment("Toy CPU", 2, "2", None, "3", "Linux", None, None)
@@ -200,6 +201,21 @@ def test_contexts_beyond_the_model_are_marked_with_one_warning(tmp_path: Path) -
     assert len(events.warnings) == 1 and "512" in events.warnings[0] and "300" in events.warnings[0]
 
 
+def test_samples_that_take_more_than_their_context_are_told_of_before_anything_runs(tmp_path: Path) -> None:
+    class Wide(ToyTask):
+        def sample(self, subset: str, index: int, *, ctx: int | None, gen_length: int, seed: int) -> Sample:
+            assert ctx is not None
+            return super().sample(subset, index, ctx=ctx + 8 * (ctx > 256), gen_length=gen_length, seed=seed)
+
+    model, events, told = ToyModel(), Silent(), []
+    generate = ToyGenerate(lambda index: told.append(list(events.warnings)))
+    cells = cells_of(one_request(ctxs=["256,512"], samples=1), model)
+    Runner(model, Wide(model.codec), Store(tmp_path), generate, HERE, events).run(cells)
+    [warning] = events.warnings
+    assert "512 take more than their context" in warning and "520 tokens" in warning
+    assert told == [[warning], [warning]]
+
+
 def test_each_sample_has_its_own_seed_that_never_changes(tmp_path: Path) -> None:
     run(tmp_path, one := ToyGenerate(), samples=3)
     run(tmp_path, other := ToyGenerate(), samples=3, methods=["fast_dllm"])
@@ -303,7 +319,7 @@ def test_the_warm_up_is_one_block(given: dict[str, Any], family: str) -> None:
 def test_lengths_are_read_and_shown() -> None:
     assert [parse_ctx(text) for text in ("512", "2k", "32K", "1.5k", "1m")] == [512, 2048, 32768, 1536, 1 << 20]
     assert [ctx_name(tokens) for tokens in (512, 2048, 1536, 3000)] == ["512", "2k", "1536", "3000"]
-    for text, near in (("2kb", "2k"), ("0", "1"), ("-512", "512"), ("many", "2k"), ("", "2k"), ("1.3", "1")):
+    for text, near in (("2kb", "2k"), ("0", "256"), ("-512", "512"), ("many", "2k"), ("", "2k"), ("1.3", "1")):
         with pytest.raises(UserError, match=rf"'{text}'.* nearest valid is {near}$"):
             parse_ctx(text)
 

@@ -68,6 +68,7 @@ def parse_method(text: str, sets: Sequence[str] | Mapping[str, Any] = ()) -> Met
 
     Raises UserError naming the nearest valid method, option or value, or the reason why parts do not fit together.
     """
+    text = str(text)  # a call from Python may hold anything
     names = _stack(text)
     classes = [METHODS.get(name) for name in names]
     _check_stack(text, names, classes)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dllm_bench.running.store import Store
     from dllm_bench.running.task import Task
 
-__all__ = ["as_asked", "cells_of", "execute", "interrupted", "run"]
+__all__ = ["as_asked", "cells_of", "execute", "interrupted", "run", "task_options"]
 
 _DECODE = "Decoding"
 _MODEL = "Model"
@@ -125,15 +125,19 @@ def as_asked(given: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
 
     # a run's seed makes the samples; each sample's decoding has a seed of its own
     decode = decode_values({name: value for name, value in given.items() if name != "seed"})
-    lists = {name: given[name] or () for name in ("ctx", "subset", "set_", "task_set")}
-    short = [f"{name}={given[name]}" for name in ("haystack", "data") if given[name] is not None]
-    lists["task_set"] = (*lists["task_set"], *short)
+    lists = {name: given[name] or () for name in ("ctx", "subset", "set_")}
     request = Request(
         given["method"], given["task"], lists["ctx"], lists["subset"], given["samples"], given["seed"], decode,
-        lists["set_"], lists["task_set"],
+        lists["set_"], task_options(given["task_set"], given["haystack"], given["data"]),
     )  # fmt: skip
     load = {name: given[name] for name in ("dtype", "device", "rope_scaling", "chat_template", "revision")}
     return request, {"spec": given["model"], **load}
+
+
+def task_options(task_set: Sequence[str] | None, haystack: str | None, data: str | None) -> tuple[str, ...]:
+    """`key=value` options of the task: those of --task-set, and those that have a flag of their own."""
+    named = {"haystack": haystack, "data": data}
+    return (*(task_set or ()), *(f"{name}={value}" for name, value in named.items() if value is not None))
 
 
 def execute(request: Request, load: Mapping[str, Any], out: Path, fresh: bool) -> int:

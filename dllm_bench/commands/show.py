@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from dllm_bench.running.task import Task
 
 __all__ = ["list_things", "show"]
+
+_READABLE = 100
+"""Columns that a line of text may have; a table with less is narrow."""
 
 KINDS = ("methods", "tasks", "models")
 
@@ -92,24 +95,25 @@ def _show_stack(spec: str) -> None:
 
 def _show_method(cls: type[Part]) -> None:
     typer.echo(f"{cls.name}: {_described(cls)}")
-    if base := getattr(cls, "base", ""):
-        typer.echo(f"alone  means {base}+{cls.name}")
-    typer.echo(f"paper  {cls.paper}")
-    typer.echo(f"cost   {cls.cost}")
-    if cls.notes:
-        typer.echo(f"notes  {cls.notes}")
+    base = getattr(cls, "base", "")
+    alone = f"means {base}+{cls.name}" if base else ""
+    _facts({"alone": alone, "paper": cls.paper, "cost": cls.cost, "notes": cls.notes})
     _options(cls.options_class, "--set")
 
 
 def _show_task(cls: type[Task]) -> None:
     typer.echo(f"{cls.name} (version {cls.version}): {cls.summary}")
-    typer.echo(f"source   {cls.source}")
+    context = {"needed": "--ctx is needed", "optional": "--ctx, else what fits the model", "none": "no --ctx"}
     named = f"{', '.join(cls.subsets)} (default {cls.default_subset})"
-    typer.echo(f"subsets  {named if cls.subsets else 'names of its source, checked when asked for'}")
-    if len(cls.metrics) > 1:
-        typer.echo(f"metrics  {', '.join(cls.metrics)} (the first is the score)")
-    if cls.groups():
-        typer.echo(f"groups   {', '.join(cls.groups())}")
+    _facts(
+        {
+            "source": cls.source,
+            "subsets": named if cls.subsets else "names of its source, checked when asked for",
+            "groups": ", ".join(cls.groups()),
+            "context": context[cls.ctx],
+            "metrics": ", ".join(cls.metrics) + (" (the first is the score)" if len(cls.metrics) > 1 else ""),
+        }
+    )
     _options(cls.options_class, "--task-set")
 
 
@@ -118,15 +122,35 @@ def _show_model(name: str) -> None:
 
     short = SHORT_NAMES[name]
     typer.echo(f"{name}: {short.summary}")
+    facts = {}
     if short.source:
-        typer.echo(f"hub       {short.source}")
-        typer.echo(f"revision  {short.revision or 'main (not pinned)'}")
-        typer.echo(f"template  {short.chat_template}")
-    for key, value in card_of(name).items():
-        typer.echo(f"{key}  {value}")
+        revision = short.revision or "main (not pinned)"
+        facts = {"hub": short.source, "revision": revision, "template": short.chat_template}
+    _facts({**facts, **card_of(name)})
+
+
+def _facts(facts: Mapping[str, str]) -> None:
+    """Names and values side by side: on a terminal long values are wrapped, elsewhere each is one line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    told, console = {name: value for name, value in facts.items() if value}, Console()
+    if not console.is_terminal:
+        width = max(map(len, told), default=0)
+        for name, value in told.items():
+            typer.echo(f"{name:{width}}  {value}")
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", max_width=_READABLE)
+    for name, value in told.items():
+        table.add_row(name, value)
+    console.print(table, markup=False)
 
 
 def _options(cls: type[Options], flag: str) -> None:
+    from rich.console import Console
+
     from dllm_bench.options import describe
 
     rows = [(key, kind, _shown(default), text) for key, kind, default, text in describe(cls)]
@@ -134,7 +158,11 @@ def _options(cls: type[Options], flag: str) -> None:
         typer.echo("options  none")
         return
     typer.echo(f"options ({flag} key=value)")
-    _table(["option", "type", "default", "meaning"], rows)
+    if Console().width < _READABLE:  # no room for a column of types
+        narrow = [(key, default, f"{text} ({kind})") for key, kind, default, text in rows]
+        _table(["option", "default", "meaning"], narrow)
+    else:
+        _table(["option", "type", "default", "meaning"], rows)
 
 
 def _shown(value: Any) -> str:

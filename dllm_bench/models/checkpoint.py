@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
-__all__ = ["load_network", "read_config", "read_json"]
+__all__ = ["load_network", "missing_weights", "read_config", "read_json"]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -71,6 +71,14 @@ def load_network(
     final = reader.read(names.final_norm, (c.hidden_size,))
     head = embed if c.tied else reader.read(names.head, wide)
     return Network(config, Weights(embed, layers, final, head))
+
+
+def missing_weights(folder: Path) -> list[str]:
+    """Names of the weight files that `load_network` needs and the folder lacks."""
+    index = folder / _INDEX
+    table = read_json(index).get("weight_map") if index.is_file() else None
+    names = sorted({str(name) for name in table.values()}) if isinstance(table, dict) else [_SINGLE]
+    return [name for name in names if not (folder / name).is_file()]
 
 
 def _layer(reader: _Reader, names: LayerNames, c: NetworkConfig) -> LayerWeights:

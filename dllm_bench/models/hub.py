@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.errors import UserError, choice, nearest
+from dllm_bench.hub_access import TIMEOUT_S, quiet
 from dllm_bench.lazy import LazyModule
-from dllm_bench.models.checkpoint import load_network, read_config, read_json
+from dllm_bench.models.architecture import Architecture
+from dllm_bench.models.checkpoint import load_network, missing_weights, read_config, read_json
 from dllm_bench.models.config import NetworkConfig, scale_rope
 from dllm_bench.models.text import TextCodec, load_codec
 
@@ -24,12 +26,16 @@ else:
 __all__ = [
     "DEVICES",
     "DTYPES",
+    "EMBEDDED",
     "SHORT_NAMES",
     "Model",
+    "ModelInfo",
     "ShortName",
     "card_of",
     "check_device",
     "check_dtype",
+    "fingerprint",
+    "load_info",
     "load_model",
 ]
 
@@ -66,35 +72,34 @@ SHORT_NAMES: dict[str, ShortName] = {
 }
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+EMBEDDED = "tiny"
+"""Name of the model inside the package."""
+
 _TINY = Path(__file__).parent / "tiny"
 _CARD = "dllm_bench.json"
-_FILES = ["*.json", "*.safetensors", "merges.txt"]
+_TEXT_FILES = ["*.json", "merges.txt"]
+_WEIGHT_FILES = ["*.safetensors"]
 
 
-@dataclass
-class Model:
-    """A loaded model: the network, its text codec, and what identifies it in a row.
+@dataclass(kw_only=True)
+class ModelInfo:
+    """What a model says without its weights: enough to make its prompts.
 
     Attributes:
-        name: as the user gave it. revision: hub revision, None for a folder.
-        fingerprint: hash of config.json and of the weight files' headers and sizes.
+        name: as the user gave it. revision: hub revision, None for a folder. source: hub id, None for a folder.
+        folder: where its files lie.
         decode_defaults: decode settings of the model's own card (`dllm_bench.json`), empty without one.
     """
 
     name: str
     revision: str | None
-    fingerprint: str
-    network: Network
-    dtype: str
-    device: str
-    rope_scaling: str | None
+    source: str | None
     folder: Path
+    architecture: type[Architecture]
+    config: NetworkConfig
+    rope_scaling: str | None
     decode_defaults: dict[str, Any] = field(default_factory=dict)
     _codec: TextCodec | None = None
-
-    @property
-    def config(self) -> NetworkConfig:
-        return self.network.config
 
     @property
     def family(self) -> str:
@@ -120,6 +125,24 @@ class Model:
         return self._codec.template.name if self._codec else None
 
 
+@dataclass(kw_only=True)
+class Model(ModelInfo):
+    """A loaded model: the network, and what identifies it in a row.
+
+    Attributes:
+        fingerprint: hash of config.json and of the weight files' headers and sizes.
+    """
+
+    fingerprint: str
+    network: Network
+    dtype: str
+    device: str
+
+    def __post_init__(self) -> None:
+        # one truth: a model whose network is replaced has the config of that network
+        self.config = self.network.config
+
+
 def check_dtype(dtype: str) -> None:
     """Raises UserError for an unknown dtype name, without importing torch."""
     if dtype not in DTYPES:
@@ -132,19 +155,52 @@ def check_device(device: str) -> None:
         raise choice("device", device, [*DEVICES, "cuda:0"])
 
 
+def load_info(
+    spec: str = "tiny",
+    rope_scaling: str | None = None,
+    chat_template: str | None = "auto",
+    revision: str | None = None,
+    *,
+    weights: bool = False,
+) -> ModelInfo:
+    """Reads config, tokenizer and card of a model, not its weights: quick for a model of any size.
+
+    Takes what `load_model` takes. Files of a hub model are fetched where they are not here yet, the weights only with
+    `weights`.
+    """
+    name = _word("model", spec, "tiny")
+    folder, source, revision, template = _resolve(name, revision, weights)
+    architecture, config = read_config(folder)
+    config = scale_rope(config, None if rope_scaling is None else str(rope_scaling))
+    chosen = _word("chat template", chat_template, "auto")
+    codec = load_codec(folder, config.family, template if chosen == "auto" else chosen)
+    card = folder / _CARD
+    return ModelInfo(
+        name=name,
+        revision=revision,
+        source=source,
+        folder=folder,
+        architecture=architecture,
+        config=_with_ends(config, codec),
+        rope_scaling=None if rope_scaling in (None, "none") else rope_scaling,
+        decode_defaults=dict(read_json(card).get("decode", {})) if card.is_file() else {},
+        _codec=codec,
+    )
+
+
 def load_model(
     spec: str = "tiny",
-    dtype: str = "auto",
-    device: str = "auto",
+    dtype: str | None = "auto",
+    device: str | None = "auto",
     rope_scaling: str | None = None,
-    chat_template: str = "auto",
+    chat_template: str | None = "auto",
     revision: str | None = None,
 ) -> Model:
     """Loads a short name, a local folder, or a hub id.
 
     Args:
         spec: a name of SHORT_NAMES, a folder with config.json and safetensors, or OWNER/NAME on the hub.
-        dtype: one of DTYPES; auto is float32 on a CPU and bfloat16 on a GPU.
+        dtype: one of DTYPES; auto or None is float32 on a CPU and bfloat16 on a GPU.
         device: auto, cpu, cuda or cuda:N.
         rope_scaling: "ntk:FACTOR" multiplies rope_theta.
         chat_template: auto, llada, dream or plain.
@@ -153,33 +209,24 @@ def load_model(
     Raises:
         UserError: one line naming the file, tensor or option that is wrong.
     """
+    dtype, device = _word("dtype", dtype, "auto"), _word("device", device, "auto")
     check_dtype(dtype)
     check_device(device)
-    folder, revision, template = _resolve(spec, revision)
-    architecture, config = read_config(folder)
-    config = scale_rope(config, rope_scaling)
-    codec = load_codec(folder, config.family, template if chat_template == "auto" else chat_template)
-    config = _with_ends(config, codec)
+    info = load_info(spec, rope_scaling, chat_template, revision, weights=True)
     where = _device(device)
     kind = _dtype(dtype, where)
-    card = folder / _CARD
     return Model(
-        name=spec,
-        revision=revision,
-        fingerprint=_fingerprint(folder),
-        network=load_network(folder, architecture, config, kind, where),
+        **vars(info),
+        fingerprint=fingerprint(info.folder),
+        network=load_network(info.folder, info.architecture, info.config, kind, where),
         dtype=str(kind).removeprefix("torch."),
         device=str(where),
-        rope_scaling=None if rope_scaling in (None, "none") else rope_scaling,
-        folder=folder,
-        decode_defaults=dict(read_json(card).get("decode", {})) if card.is_file() else {},
-        _codec=codec,
     )
 
 
 def card_of(name: str) -> dict[str, Any]:
     """What a short name's own card says (the embedded model's); empty for models that lie elsewhere."""
-    if name != "tiny" or not (_TINY / _CARD).is_file():
+    if name != EMBEDDED or not (_TINY / _CARD).is_file():
         return {}
     decode = read_json(_TINY / _CARD).get("decode", {})
     return {"decode": ", ".join(f"{k}={v}" for k, v in decode.items()), "card": str(_TINY / "README.md")}
@@ -193,25 +240,34 @@ def _with_ends(config: NetworkConfig, codec: TextCodec | None) -> NetworkConfig:
     return replace(config, eos_ids=(*config.eos_ids, end))
 
 
-def _resolve(spec: str, revision: str | None) -> tuple[Path, str | None, str]:
-    """Folder, hub revision and chat template of a model name."""
+def _word(kind: str, value: Any, default: str) -> str:
+    """A name that was given from Python: None is the default, and a torch dtype or device its own name."""
+    if value is None:
+        return default
+    if isinstance(value, bool | int | float | bytes):
+        raise UserError(f"{kind} must be a name, got {value!r} (nearest valid: '{default}')")
+    return str(value).removeprefix("torch.")
+
+
+def _resolve(spec: str, revision: str | None, weights: bool) -> tuple[Path, str | None, str | None, str]:
+    """Folder, hub id, hub revision and chat template of a model name."""
     path = Path(spec).expanduser()
-    if spec == "tiny":
+    if spec == EMBEDDED:
         if revision is not None:
             raise UserError(f"--revision {revision} belongs to a hub id, and {spec} is embedded")
-        return _TINY, None, "auto"
+        return _TINY, None, None, "auto"
     if spec in SHORT_NAMES:
         short = SHORT_NAMES[spec]
         revision = revision or short.revision
-        return _download(short.source, revision), revision, short.chat_template
+        return _download(spec, short.source, revision, weights), short.source, revision, short.chat_template
     if path.is_dir():
         if revision is not None:
             raise UserError(f"--revision {revision} belongs to a hub id, and {spec} is a folder")
-        return path, None, "auto"
+        return path, None, None, "auto"
     here = spec.count("/") == 1 and path.parent.is_dir()
     looks_like_path = spec.startswith((".", "/", "~")) or path.exists() or spec.count("/") > 1 or here
     if spec.count("/") == 1 and not looks_like_path:
-        return _download(spec, revision), revision, "auto"
+        return _download(spec, spec, revision, weights), spec, revision, "auto"
     if looks_like_path:
         siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
         near = nearest(path.name, siblings)
@@ -220,19 +276,31 @@ def _resolve(spec: str, revision: str | None) -> tuple[Path, str | None, str]:
     raise choice("model", spec, SHORT_NAMES)
 
 
-def _download(source: str, revision: str | None) -> Path:
-    """A hub snapshot: data files only, taken from the local cache when they are there."""
-    from huggingface_hub import snapshot_download
+def _download(name: str, source: str, revision: str | None, weights: bool) -> Path:
+    """A hub snapshot: data files only, taken from the local cache when all that is asked for is there."""
+    from huggingface_hub import HfApi, snapshot_download
 
+    files = [*_TEXT_FILES, *(_WEIGHT_FILES if weights else [])]
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=_FILES, local_files_only=True))
+        found = Path(snapshot_download(source, revision=revision, allow_patterns=files, local_files_only=True))
+        # a snapshot folder may hold a part only: what was fetched for its tokenizer, or until a download broke off
+        if (found / "config.json").is_file() and not (weights and missing_weights(found)):
+            return found
     except Exception:
         pass
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=_FILES))
+        with quiet():
+            HfApi().model_info(source, revision=revision, timeout=TIMEOUT_S)  # fails at once where there is no network
+            return Path(snapshot_download(source, revision=revision, allow_patterns=files))
     except Exception as error:  # the hub client raises many kinds; each means that the files are not to be had
         reason = str(error).split("\n")[0][:200] or type(error).__name__
-        raise UserError(f"cannot get {source} from the hub ({reason}); give --model a local folder instead") from None
+        command = f"dllm-bench prepare --model {name}"
+        command += f" --revision {revision}" if revision and name == source else ""
+        command += " --weights" if weights else ""
+        raise UserError(
+            f"cannot get {source} from the hub ({reason}): give --model a local folder instead, or fetch it once "
+            f"with the network on ('{command}')"
+        ) from None
 
 
 def _device(device: str) -> torch.device:
@@ -256,7 +324,7 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     return found
 
 
-def _fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path) -> str:
     """Hash of config.json and of each weight file: whole when it is small, else its size, header and first bytes."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):

@@ -123,6 +123,11 @@ class TextCodec:
         text: str = self.tokenizer.decode([i for i in ids if 0 <= i < 1 << 32], skip_special_tokens=True)
         return text
 
+    def show(self, ids: Sequence[int]) -> str:
+        """Text of ids with their special tokens spelled out."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def render(self, user: str, answer_prefix: str = "", *, template: bool = True) -> str:
         """The exact prompt text; without `template` a BOS and both texts, blanks and all."""
         return self.template.render(user, answer_prefix) if template else self._bare_bos + user + answer_prefix

@@ -23,6 +23,8 @@ def parse_ctx(text: str) -> int:
         tokens = float(found[1]) * {"": 1, "k": 1024, "m": 1024 * 1024}[found[2].lower()]
         if tokens == int(tokens) and tokens >= 1:
             return int(tokens)
+        if not tokens:
+            raise UserError(f"context length '{text}' has no room for a prompt: nearest valid is {_LENGTHS[0]}")
         closest = str(max(1, round(tokens)))
     else:
         digits = re.search(r"\d+", text)

@@ -25,6 +25,7 @@ __all__ = [
     "generation_columns",
     "grade_columns",
     "preparation_columns",
+    "prompt_hash",
     "sample_columns",
 ]
 
@@ -43,6 +44,11 @@ def begun_columns(spec: RunSpec, environment: Environment, index: int, decode: D
     }
 
 
+def prompt_hash(ids: Sequence[int]) -> str:
+    """Hash of a prompt: equal hashes stand for equal ids."""
+    return hashlib.sha256(array("q", ids).tobytes()).hexdigest()[:32]
+
+
 def sample_columns(sample: Sample, max_positions: int) -> dict[str, Any]:
     """What was asked. A needle's depth is the task's own figure, or else its place in the prompt in percent."""
     needles = sample.spans.get("needle", ())
@@ -51,7 +57,7 @@ def sample_columns(sample: Sample, max_positions: int) -> dict[str, Any]:
     if depths is None and needles:
         depths = [100 * start / max(1, length - (end - start)) for start, end in needles]
     return {
-        "prompt_hash": hashlib.sha256(array("q", sample.prompt_ids).tobytes()).hexdigest()[:32],
+        "prompt_hash": prompt_hash(sample.prompt_ids),
         "prompt_tokens": length,
         "actual_ctx": sample.actual_ctx,
         "beyond_max_positions": sample.actual_ctx > max_positions,

@@ -103,6 +103,7 @@ class Runner:
         for cell, first in zip(cells, firsts, strict=True):
             if first is not None and first[0].choices is not None:
                 check_method(cell.spec.method, self.task.name)
+        self._check_lengths(cells, [None if first is None else first[0] for first in firsts])
         for cell, todo, first in zip(cells, missing, firsts, strict=True):
             self.events.begin(cell, len(todo))
             if first is not None:
@@ -148,7 +149,7 @@ class Runner:
             sample, seconds = made or self._sample(spec, index)
             row["tokenisation_seconds"] = seconds
             row.update(sample_columns(sample, self.model.max_positions))
-            self._check_positions(row)
+            self._check_positions(sample.actual_ctx)
             # booked before decoding: it was paid for even where that fails
             row.update(sharing.serve(sample, decode))
             row.update(self._answer(spec, sample, decode, sharing))
@@ -177,11 +178,24 @@ class Runner:
         columns |= {"memory_peak_bytes": peak, "memory_peak_kind": memory.kind if peak is not None else None}
         return columns if sample.choices is not None else columns | answer_columns(self.task, sample, made)
 
-    def _check_positions(self, row: Mapping[str, Any]) -> None:
-        if row["beyond_max_positions"] and not self._warned:
+    def _check_lengths(self, cells: Sequence[Cell], firsts: Sequence[Sample | None]) -> None:
+        """Tells, before anything runs, of lengths beyond what was asked for or what the model is made for."""
+        made = [(cell.spec, sample) for cell, sample in zip(cells, firsts, strict=True) if sample is not None]
+        over = [(spec, sample) for spec, sample in made if spec.ctx is not None and sample.actual_ctx > spec.ctx]
+        if over:
+            spec, sample = over[0]
+            self.events.warn(
+                f"samples of {spec.label} take more than their context: prompt and budget of the first are "
+                f"{sample.actual_ctx} tokens (column actual_ctx)"
+            )
+        for _, sample in made:
+            self._check_positions(sample.actual_ctx)
+
+    def _check_positions(self, tokens: int) -> None:
+        if tokens > self.model.max_positions and not self._warned:
             self._warned = True
             self.events.warn(
-                f"contexts of {row['actual_ctx']} tokens are beyond the {self.model.max_positions} positions that "
+                f"contexts of {tokens} tokens are beyond the {self.model.max_positions} positions that "
                 f"{self.model.name} is made for: expect poor answers (column beyond_max_positions)"
             )
 

@@ -13,12 +13,23 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError
 from dllm_bench.options import Options, make_options
 from dllm_bench.running.lengths import ctx_name, parse_ctx
-from dllm_bench.running.task import TASKS, Task
+from dllm_bench.running.task import TASKS, Codec, Task
 
 if TYPE_CHECKING:
     from dllm_bench.models.hub import Model
 
-__all__ = ["Plan", "Request", "RunSpec", "check", "decode_settings", "expand"]
+__all__ = [
+    "Plan",
+    "Request",
+    "RunSpec",
+    "TaskRequest",
+    "check",
+    "check_ctxs",
+    "check_task",
+    "decode_settings",
+    "expand",
+    "generation_budget",
+]
 
 _DEFAULT_BLOCK = 32
 _DEFAULT_THRESHOLD = 0.9
@@ -39,6 +50,20 @@ class Request:
     decode: Mapping[str, Any] = field(default_factory=dict)
     sets: Sequence[str] = ()
     task_sets: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """A task with options and subsets that are known to be valid; it needs a codec to become a task."""
+
+    name: str
+    task_class: type[Task]
+    options: Options
+    subsets: tuple[str, ...]
+
+    def build(self, codec: Codec) -> Task:
+        """The task for one codec."""
+        return self.task_class(codec, self.options)
 
 
 @dataclass(frozen=True)
@@ -155,35 +180,49 @@ def check(request: Request) -> Plan:
     if request.seed < 0:
         raise UserError(f"seed must be at least 0 (nearest valid: 0), got {request.seed}")
     methods = tuple(parse_method(name, request.sets) for name in names)
-    name, _, subset = request.task.partition(":")
-    task = TASKS.get(name)
-    request = replace(request, task=name, subsets=(*request.subsets, *([subset] if subset else ())))
-    options = make_options(task.options_class, split_sets(request.task_sets), owner=f"task '{name}'")
-    plan = Plan(request, methods, task, options, _subsets(request, task), _ctxs(request, task))
-    task.check_request(plan.subsets, options)
-    return plan
+    asked = check_task(request.task, request.subsets, request.task_sets)
+    ctxs = check_ctxs(asked, request.ctxs)
+    request = replace(request, task=asked.name, subsets=asked.subsets)
+    return Plan(request, methods, asked.task_class, asked.options, asked.subsets, ctxs)
 
 
-def _subsets(request: Request, task: type[Task]) -> tuple[str, ...]:
+def check_task(task: str, subsets: Sequence[str] = (), task_sets: Sequence[str] = ()) -> TaskRequest:
+    """Checks a task, or TASK:SUBSET, with its subsets and `key=value` options. Raises UserError."""
+    name, _, subset = task.partition(":")
+    found = TASKS.get(name)
+    options = make_options(found.options_class, split_sets(task_sets), owner=f"task '{name}'")
+    asked = TaskRequest(name, found, options, _subsets([*subsets, subset], found))
+    found.check_request(asked.subsets, options)
+    return asked
+
+
+def _subsets(texts: Sequence[str], task: type[Task]) -> tuple[str, ...]:
     groups, found = task.groups(), list[str]()
-    for name in _items(request.subsets) or [task.default_subset]:
+    for name in _items(texts) or [task.default_subset]:
         if name not in groups:
             task.check_subset(name)
         found += groups.get(name, (name,))
     return tuple(dict.fromkeys(found))
 
 
-def _ctxs(request: Request, task: type[Task]) -> tuple[int | None, ...]:
-    asked = _items(request.ctxs)
-    if task.ctx == "none":
+def check_ctxs(request: TaskRequest, texts: Sequence[str]) -> tuple[int | None, ...]:
+    """Context lengths in tokens; (None,) where none is given and the task needs none. Raises UserError."""
+    asked, kind = _items(texts), request.task_class.ctx
+    if kind == "none":
         if asked:
-            raise UserError(f"task '{request.task}' has no context lengths: leave --ctx out")
+            raise UserError(f"task '{request.name}' has no context lengths: leave --ctx out")
         return (None,)
-    if not asked and task.ctx == "optional":
+    if not asked and kind == "optional":
         return (None,)
     if not asked:
-        raise UserError(f"task '{request.task}' needs a context length, such as --ctx 2k")
+        raise UserError(f"task '{request.name}' needs a context length, such as --ctx 2k")
     return tuple(dict.fromkeys(parse_ctx(text) for text in asked))
+
+
+def generation_budget(given: Mapping[str, Any], budget: int, card: Mapping[str, Any]) -> int:
+    """Tokens to generate: what was given, else the task's budget, or the smaller one that the model's card names."""
+    asked = given.get("gen_length")
+    return int(asked) if asked is not None else min(budget, int(card.get("gen_length", budget)))
 
 
 def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, Any], family: str) -> DecodeSettings:
@@ -193,7 +232,7 @@ def decode_settings(given: Mapping[str, Any], budget: int, card: Mapping[str, An
     of 32 or of the next smaller number that divides the budget. Raises UserError for settings that do not fit together.
     """
     values: dict[str, Any] = {"block_length": _DEFAULT_BLOCK, **card}
-    values["gen_length"] = min(budget, int(card.get("gen_length", budget)))
+    values["gen_length"] = generation_budget({}, budget, card)
     if any(given.get(name) is not None for name in _OTHER_RULES) or given.get("remasking") == "random":
         values = {name: value for name, value in values.items() if name not in _OTHER_RULES}
         if given.get("alg") == "confidence_threshold":
