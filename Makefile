@@ -44,6 +44,8 @@ reference: $(STAMP)
 	$(REFERENCE) --method baseline --task ruler_niah --subset single_1 --ctx 16k --samples 50
 	$(REFERENCE) --method baseline --task ruler_niah --subset single_1 --ctx 32k --samples 20
 	$(REFERENCE) --method $(METHODS) --task longbench:mini --ctx 2k --samples 10 --steps 16
+	$(BIN)/dllm-bench fidelity --method $(METHODS) --task gsm8k:mini --samples 10 --steps 48 --out results/reference \
+	  --plot results/reference/fidelity.png
 	$(BIN)/dllm-bench plot results/reference --out results/reference/leaderboard.png
 	$(BIN)/python scripts/tiny_card.py
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -132,8 +133,11 @@ class LongBench(Task):
             return {"score": best(MINI[subset].metric, answer.prediction, answer.references)}
         rules = SETS[base_name(subset)]
         classes = answer.facts.get("all_classes") or ()
-        if rules.metric == "classification" and not (classes and isinstance(classes, list | tuple)):
-            raise UserError(f"longbench {subset} is scored with the names of all classes: 'all_classes' lists none")
+        if rules.metric == "classification" and not _names(classes):
+            raise UserError(
+                f"longbench {subset} is scored with the names of all classes: 'all_classes' must list them as texts, "
+                f"got {classes or None!r:.60}"
+            )
         prediction = first_line(answer.prediction) if rules.first_line else answer.prediction
         return {"score": best(rules.metric, prediction, answer.references, classes)}
 
@@ -149,7 +153,7 @@ class LongBench(Task):
         parts: dict[str, list[float]] = {name: [] for name in _BUCKETS}
         for answer, grade in zip(answers, grades, strict=True):
             length = answer.facts.get("length")
-            if not isinstance(length, int | float):
+            if isinstance(length, bool) or not isinstance(length, int | float) or not isfinite(length):
                 raise UserError(
                     f"longbench {subset} is scored by lengths: 'length' must be a number, got {length!r:.60}"
                 )
@@ -194,3 +198,8 @@ class LongBench(Task):
         meta |= {"paragraphs": made.paragraphs, "answer_paragraph": made.place, "cut_unit": made.cut_unit}
         ids, spans = tuple(made.ids), {"needle": (made.needle,)}
         return replace(blank, prompt_ids=ids, references=made.references, spans=spans, meta=meta)
+
+
+def _names(classes: object) -> bool:
+    """Whether it is a list of class names, one at least."""
+    return isinstance(classes, list | tuple) and bool(classes) and all(isinstance(name, str) for name in classes)

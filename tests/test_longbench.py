@@ -377,6 +377,18 @@ def test_a_run_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     capsys.readouterr()
 
 
+def test_a_later_question_that_does_not_fit_is_told_of_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "hotpotqa", [row(), row(1, input="Who? " * 100), row(2)])
+    base = ["run", "--method", "baseline", "--task", "longbench", "--data", str(tmp_path), "--out", str(tmp_path / "o")]
+    assert run(monkeypatch, *base, "--ctx", "512,256") == 2
+    told = capsys.readouterr().err.splitlines()
+    assert "item 1: a context of 512 tokens does not hold" in told[-1] and not (tmp_path / "o").exists()
+    assert run(monkeypatch, *base, "--ctx", "256", "-n", "1") == 0, "only what is asked for has to fit"
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -68,10 +68,16 @@ def test_extended_sets_have_the_rules_of_their_plain_ones() -> None:
 
 
 def test_what_a_score_needs() -> None:
-    for facts in ({}, {"all_classes": None}, {"all_classes": "Food"}):
-        with pytest.raises(UserError, match="'all_classes' lists none"):
+    for facts in (
+        {},
+        {"all_classes": None},
+        {"all_classes": "Food"},
+        {"all_classes": []},
+        {"all_classes": ["Food", 1]},
+    ):
+        with pytest.raises(UserError, match="'all_classes' must list them as texts"):
             LongBench.grade("trec", Answer("Food", ("Food",), facts))
-    for facts in ({}, {"length": "4k"}):
+    for facts in ({}, {"length": "4k"}, {"length": True}, {"length": math.nan}):
         with pytest.raises(UserError, match="'length' must be a number"):
             LongBench.aggregate("lcc_e", [Answer("x", ("x",), facts)], [{"score": 1.0}])
     with pytest.raises(UserError, match="names no paragraph"):

@@ -175,6 +175,24 @@ def test_what_cannot_be_met_is_refused_before_anything_is_written(tmp_path: Path
     assert not folder.exists()
 
 
+def test_too_many_samples_are_refused_and_a_broken_one_is_told_by_its_row(tmp_path: Path) -> None:
+    class Three(ToyTask):
+        def sample(self, subset: str, index: int, *, ctx: int | None, gen_length: int, seed: int) -> Sample:
+            if index > 2:
+                raise UserError(f"there is no sample {index}: nearest valid is 2")
+            if index == 2:
+                raise ZeroDivisionError
+            return super().sample(subset, index, ctx=ctx, gen_length=gen_length, seed=seed)
+
+    model, store, generate = ToyModel(), Store(tmp_path / "runs"), ToyGenerate()
+    runner = Runner(model, Three(model.codec), store, generate, HERE, Silent())
+    with pytest.raises(UserError, match="no sample 4"):
+        runner.run(cells_of(one_request(samples=5), model))
+    assert not generate.calls and not store.root.exists()
+    runner.run(cells_of(one_request(samples=3), model))
+    assert [row["status"] for row in store.read()] == ["ok", "ok", "error"]
+
+
 def test_a_memory_peak_that_cannot_be_measured_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_CLEAR", tmp_path / "absent" / "clear_refs")
     row = run(tmp_path / "runs", ToyGenerate(), samples=1)[0]

@@ -88,6 +88,7 @@ def test_gsm8k_gives_all_its_metrics(call: Call) -> None:
     table = [line.split() for line in out.splitlines()]
     assert ["line", "strict", "flexible", "numeric"] in table and ["2", "0.0000", "0.0000", "1.0000"] in table
     assert code == 0 and "3 answers, in percent: strict 33.33, flexible 33.33, numeric 100.0" in out
+    assert out.startswith("gsm8k · main (scorer version 1)\n"), "the title is one line, however narrow the table is"
 
 
 def test_a_line_separator_inside_a_text_is_no_new_line(call: Call) -> None:
@@ -127,7 +128,8 @@ def test_mistakes_name_the_nearest_choice(call: Call, tmp_path: Path) -> None:
     one_line(call("score", "--task", "gsm9k", *base), "did you mean 'gsm8k'?")
     one_line(call("score", "--task", "gsm8k:minni", *base), "did you mean 'mini'?")
     one_line(call("score", "--task", "ruler_niah", "--subset", "singel_1", *base), "did you mean 'single_")
-    one_line(call("score", "--task", "gsm8k", "--subset", "all", *base), "one subset at a time")
+    one_line(call("score", "--task", "gsm8k", "--subset", "all", *base), "one subset at a time", "--subset main")
+    one_line(call("score", "--task", "longbench:zh", *base), "zh stands for several", "--subset multifieldqa_zh")
     one_line(call("score", "--task", "gsm8k:mini", "--subset", "main", *base), "name two subsets")
     one_line(call("score", "--task", "gsm8k", *base), "standard input holds no predictions")
     one_line(call("score", "--task", "gsm8k", "--predictions", str(tmp_path / "no")), "cannot be read: No such file")

@@ -31,7 +31,9 @@ TaskName = Annotated[str, typer.Option("--task", "-t", help="Task, such as ruler
 Ctx = Annotated[
     list[str] | None, typer.Option(help="Context length in tokens, such as 512,2k,32k.", show_default=False)
 ]
-Subset = Annotated[list[str] | None, typer.Option(help="Subset of the task, or all.", show_default=False)]
+Subset = Annotated[
+    list[str] | None, typer.Option(help="Subset of the task, or a group of them such as all.", show_default=False)
+]
 Samples = Annotated[int, typer.Option("--samples", "-n", help="Samples per cell.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the method.")]
 TaskSets = Annotated[list[str] | None, typer.Option("--task-set", metavar="KEY=VALUE", help="Option of the task.")]
@@ -41,7 +43,7 @@ Haystack = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="Folder with the task's data: --task-set data=…", show_default=False),
+    typer.Option(metavar="DIR|FILE", help="The task's data: --task-set data=…", show_default=False),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the samples and of their decoding.")]
 Out = Annotated[Path, typer.Option(help="Results folder.")]
@@ -60,7 +62,7 @@ def _decode(help: str) -> Any:
 
 
 GenLength = Annotated[int | None, _decode("Tokens to generate; the task's official budget.")]
-Block = Annotated[int | None, _decode("Tokens per block; 32.")]
+Block = Annotated[int | None, _decode("Tokens per block; 32, or a number near it that divides the budget.")]
 Steps = Annotated[int | None, _decode("Passes in all; chooses the quota rule.")]
 Threshold = Annotated[float | None, _decode("Commit tokens at least this confident; 0.9.")]
 Factor = Annotated[float | None, _decode("Fast-dLLM's factor rule.")]

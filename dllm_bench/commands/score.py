@@ -53,8 +53,11 @@ def _task(name: str, subset: str | None, short: str) -> tuple[type[Task], str]:
     if subset and short and subset != short:
         raise UserError(f"--task {name}:{short} and --subset {subset} name two subsets: leave one of them out")
     chosen = subset or short or found.default_subset
-    if chosen == "all" and "all" not in found.subsets:
-        raise UserError(f"score takes one subset at a time, such as --subset {found.default_subset}")
+    if chosen in found.groups() and chosen not in found.subsets:
+        raise UserError(
+            f"score takes one subset at a time, and {chosen} stands for several: nearest valid is "
+            f"--subset {found.groups()[chosen][0]}"
+        )
     found.check_subset(chosen)
     return found, chosen
 
@@ -70,13 +73,14 @@ def _print(scored: Scored, title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("line", justify="right")
     for name in scored.grades[0]:
         table.add_column(name, justify="right")
     for line, grades in zip(scored.lines, scored.grades, strict=True):
         table.add_row(str(line), *(f"{value:.4f}" for value in grades.values()))
     console = Console()
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     told = ", ".join(f"{name} {value}" for name, value in scored.aggregate.items())
     console.print(f"{len(scored.lines)} answers, in percent: {told}", markup=False, highlight=False, soft_wrap=True)

@@ -31,6 +31,7 @@ class ChatTemplate:
         joint: text between the user's words and an answer prefix when there is no assistant turn.
         turn: what begins a turn, with {} for the role; empty for a bare prompt.
         gap: text between turns. system: words of the system turn where a conversation has none of its own.
+        trims: whether words lose their outer blanks, as in LLaDA's template; Dream's, which is Qwen's, keeps them.
     """
 
     name: str
@@ -42,16 +43,18 @@ class ChatTemplate:
     turn: str = ""
     gap: str = ""
     system: str = ""
+    trims: bool = True
 
     def render(self, user: str, answer_prefix: str) -> str:
-        """The whole prompt as text; the user's words are stripped of outer blanks, as in the official template."""
-        return self.bos + self.head + user.strip() + self.tail + (self.joint if answer_prefix else "") + answer_prefix
+        """The whole prompt as text."""
+        joint = self.joint if answer_prefix else ""
+        return self.bos + self.head + self._said(user) + self.tail + joint + answer_prefix
 
     def chat(self, turns: Sequence[tuple[str, str]], opened: bool = True) -> str:
         """A conversation of several turns as text.
 
         Args:
-            turns: (role, words) in order; the words are stripped of outer blanks.
+            turns: (role, words) in order.
             opened: a new assistant turn is opened at the end; otherwise the last turn stays open as it is, to be
                 continued: its words are the beginning of the answer.
 
@@ -65,8 +68,11 @@ class ChatTemplate:
         if self.system and not (turns and turns[0][0] == "system"):
             turns = [("system", self.system), *turns]
         whole, (role, words) = (turns, ("assistant", "")) if opened else (turns[:-1], turns[-1])
-        text = "".join(self.turn.format(who) + said.strip() + self.end + self.gap for who, said in whole)
+        text = "".join(self.turn.format(who) + self._said(said) + self.end + self.gap for who, said in whole)
         return self.bos + text + self.turn.format(role) + words
+
+    def _said(self, words: str) -> str:
+        return words.strip() if self.trims else words
 
 
 # LLaDA: the shipped template with its generation prompt mended, as d2Cache and ZHZisZZ/dllm do; Dream: Qwen's ChatML.
@@ -89,6 +95,7 @@ TEMPLATES: dict[str, ChatTemplate] = {
         turn="<|im_start|>{}\n",
         gap="\n",
         system="You are a helpful assistant.",
+        trims=False,
     ),
     "plain": ChatTemplate("plain", "", "", "", "", joint=" "),
 }
@@ -167,7 +174,7 @@ class TextCodec:
 
     @cached_property
     def _identity(self) -> str:
-        parts = [self.tokenizer.to_str(), self.template.name, self.template.render("\x00", "\x01")]
+        parts = [self.tokenizer.to_str(), self.template.name, self.template.render(" \x00 ", "\x01")]
         return hashlib.sha256("\x02".join(parts).encode()).hexdigest()[:16]
 
 

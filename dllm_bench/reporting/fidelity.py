@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["COLUMNS_READ", "DRIFTS", "Summary", "first_drift", "print_table", "samples_of", "summaries"]
+__all__ = ["COLUMNS_READ", "DRIFTS", "TOLERANCE", "Summary", "first_drift", "print_table", "samples_of", "summaries"]
 
 Row = Mapping[str, Any]
 
 DRIFTS = ("key_drift_prompt", "key_drift_response", "value_drift_prompt", "value_drift_response")
 """Columns with one relative distance per layer."""
+
+TOLERANCE = 0.01
+"""Relative drift from which on the table says where it begins."""
 
 _CELL = ("nominal_ctx", "subset", "method_label")
 _SETTING = ("model", "model_fingerprint", "dtype", "device_type", "decode_settings", "task_options", "method_options")
@@ -45,6 +48,7 @@ class Summary:
         kl_mean, kl_max: over all candidates of all passes.
         drift_prompt, drift_response: of the deepest layer behind the last pass, the larger one of keys and values; mean
             over samples.
+        drift_start: where drift of more than TOLERANCE begins, as (layer, step): the earliest of all samples.
         mass_kept, needles_kept: mean over the passes and layers that read a selection.
         rows: its rows.
     """
@@ -60,6 +64,7 @@ class Summary:
     kl_max: float | None
     drift_prompt: float | None
     drift_response: float | None
+    drift_start: tuple[int, int] | None
     mass_kept: float | None
     needles_kept: float | None
     rows: tuple[Row, ...]
@@ -120,10 +125,15 @@ def _summary(rows: Sequence[Row]) -> Summary:
         kl_max=max((row["kl_max"] for row in passes if row["kl_max"] is not None), default=None),
         drift_prompt=_mean(_last_drift(sample, "prompt") for sample in samples),
         drift_response=_mean(_last_drift(sample, "response") for sample in samples),
+        drift_start=first_drift(rows, TOLERANCE),
         mass_kept=_mean(value for row in passes for value in row["mass_kept"] or ()),
         needles_kept=_mean(value for row in passes for value in row["needles_kept"] or ()),
         rows=tuple(rows),
     )
+
+
+def _place(start: tuple[int, int] | None) -> str:
+    return _ABSENT if start is None else f"{start[0]}, {start[1]}"
 
 
 def _last_drift(sample: Sequence[Row], part: str) -> float | None:
@@ -153,6 +163,7 @@ _COLUMNS = (
     _Column("KL\nmax", lambda s: _small(s.kl_max), 3),
     _Column("drift %\nprompt", lambda s: _percent(s.drift_prompt)),
     _Column("drift %\nresp.", lambda s: _percent(s.drift_response), 2),
+    _Column("drift from\nlayer, step", lambda s: _place(s.drift_start), 1),
     _Column("mass\nkept %", lambda s: _percent(s.mass_kept)),
     _Column("needles\nkept %", lambda s: _percent(s.needles_kept)),
 )
@@ -214,6 +225,8 @@ def _caption(made: Sequence[Summary], highest: int) -> Iterator[str]:
     yield "KL of the window's distributions from the exact ones on the same canvas, in nats"
     if any(s.drift_prompt is not None or s.drift_response is not None for s in made):
         yield "drift of the deepest layer behind the last pass, the larger one of keys and values"
+    if highest >= 1 and any(s.drift_start is not None for s in made):
+        yield f"drift from: first step with a drift above {TOLERANCE:.0%}, and the lowest layer that has it there"
     if any(s.mass_kept is not None for s in made):
         yield "kept: of what the filter could have read, in passes that read a selection"
     steps = [row["block_step"] for s in made for row in s.rows if row["block_step"] is not None]

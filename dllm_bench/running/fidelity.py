@@ -12,7 +12,7 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.errors import UserError
 from dllm_bench.running.environment import Environment
 from dllm_bench.running.measure import is_out_of_memory, release_memory
-from dllm_bench.running.positions import check_positions
+from dllm_bench.running.positions import check_samples
 from dllm_bench.running.rows import begun_columns, sample_columns
 from dllm_bench.running.runner import Cell, Events, error_message, missing_indices
 from dllm_bench.running.store import Store
@@ -47,7 +47,7 @@ class FidelityRunner:
         """
         missing = missing_indices(self.store, cells, fresh)
         asked = [(cell.spec, todo) for cell, todo in zip(cells, missing, strict=True)]
-        check_positions(self.model, self.task, asked)
+        check_samples(self.model, self.task, asked)
         for cell, todo in zip(cells, missing, strict=True):
             if todo:
                 self._sample(cell.spec, todo[0])  # a length that is too small shows before anything is computed

@@ -12,7 +12,7 @@ from dllm_bench.errors import UserError
 from dllm_bench.running.choices import Judge, check_method
 from dllm_bench.running.environment import Environment
 from dllm_bench.running.measure import MemoryPeak, is_out_of_memory, release_memory
-from dllm_bench.running.positions import check_positions
+from dllm_bench.running.positions import check_samples
 from dllm_bench.running.rows import (
     answer_columns,
     begun_columns,
@@ -98,7 +98,7 @@ class Runner:
         """
         missing = missing_indices(self.store, cells, fresh)
         asked = [(cell.spec, todo) for cell, todo in zip(cells, missing, strict=True)]
-        check_positions(self.model, self.task, asked)
+        check_samples(self.model, self.task, asked)
         firsts = [self._sample(cell.spec, todo[0]) if todo else None for cell, todo in zip(cells, missing, strict=True)]
         for cell, first in zip(cells, firsts, strict=True):
             if first is not None and first[0].choices is not None:
