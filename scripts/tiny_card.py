@@ -15,12 +15,12 @@ from typing import Any
 from tiny_export import FOLDER
 from tiny_stages import BLOCK, CONFIG, GEN, STAGES
 
-from dllm_bench.reporting.leaderboard import BASELINE, COLUMNS_READ, leaderboard
+from dllm_bench.reporting.leaderboard import COLUMNS_READ, leaderboard
 from dllm_bench.reporting.tables import records
 from dllm_bench.running.lengths import ctx_name
 from dllm_bench.running.store import Store
 
-RESULTS = FOLDER.parents[2] / "results" / "reference"
+RESULTS = FOLDER.parents[2] / "results"
 HEADER = ("task", "context", "method", "decoding", "n", "score, %", "95 %", "passes")
 
 
@@ -50,10 +50,15 @@ def table(lines: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADER, ("---",) * len(HEADER), *lines))
 
 
-def card(training: Mapping[str, Any], found: list[dict[str, Any]]) -> str:
-    """The model card: what it is, how it was trained, and what was measured."""
+def found_in(folder: Path) -> list[dict[str, Any]]:
+    """A record of each method on each subset at each length."""
+    sections = leaderboard(Store(folder).read(COLUMNS_READ), by_subset=True)
+    return [record for record in records(sections) if record["n"]]
+
+
+def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list[dict[str, Any]]) -> str:
+    """The model card: what it is, how it was trained, and what was measured without a cache and with each method."""
     longest, span = (max(getattr(p, name) for s in STAGES for p in s.parts) for name in ("length", "span"))
-    measured = [r for r in found if r["n"]]
     paragraphs = [
         "# dllm-bench tiny",
         f"A masked-diffusion Transformer in LLaDA's architecture with {training['parameters'] / 1e6:.2f} M parameters "
@@ -78,14 +83,14 @@ def card(training: Mapping[str, Any], found: list[dict[str, Any]]) -> str:
         "Data and stages were refined while this run was under way, between its stages: a fresh run of the script goes "
         "the same way but does not give the same weights.",
         "## Measured accuracy",
-        f"By `dllm-bench run` (`make reference`; rows in `results/reference`), generation of at most {GEN} tokens in "
-        f"blocks of {BLOCK}. Intervals are 95 %. No sample was seen in training: haystacks, numbers and documents are "
+        f"By `dllm-bench run` (`make reference`; rows in `results/model` and `results/reference`), generation "
+        f"of at most {GEN} tokens in blocks of {BLOCK}. Intervals are 95 %. No sample was seen in training: haystacks, numbers and documents are "
         "drawn anew; word problems and the documents' things are held out by hash, but single words of RULER's keys "
         "occur in both. `passes`: through the network, until the answer's end.",
         "### Without a cache",
-        table(line(r) for r in measured if r["method"] == BASELINE),
+        table(map(line, alone)),
         "### With each method",
-        table(line(r) for r in measured if r["method"] != BASELINE),
+        table(map(line, methods)),
         "Several values are answered in the order in which they stand in the text. Accuracy falls with context because "
         "attention spreads over more haystack; that is what the harness measures methods against. Essay haystacks are "
         "made-up sentences.",
@@ -99,8 +104,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     training = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
-    rows = Store(args.results).read(COLUMNS_READ)
-    text = card(training, records(leaderboard(rows, by_subset=True)))
+    found = [found_in(args.results / name) for name in ("model", "reference")]
+    text = card(training, *found)
     (FOLDER / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -172,10 +172,9 @@ class Trainer:
 
     def start_from(self, folder: Path, step: int) -> None:
         """Begins at `step` with the weights of a published model, which may be narrower (see tiny_grow.py)."""
-
         architecture, config = read_config(folder)
         old = load_network(folder, architecture, config, torch.float32, torch.device("cpu")).weights
-        new = dict(leaves(grown(old, config, self.config, self.seed)))
+        new = dict(leaves(old if config == self.config else grown(old, config, self.config, self.seed)))
         with torch.no_grad():
             for name, p in self.params.items():
                 p.copy_(new[name])
