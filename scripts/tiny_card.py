@@ -84,9 +84,9 @@ def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list
         "the same way but does not give the same weights.",
         "## Measured accuracy",
         "By `dllm-bench run` (`make reference`; rows in `results/model` and `results/reference`), generation of at "
-        f"most {GEN} tokens in blocks of {BLOCK}. Intervals are 95 %. No sample was seen in training: haystacks, numbers "
-        "and documents are drawn anew; word problems and the documents' things are held out by hash, but RULER's keys "
-        "occur in both. `passes`: through the network, until the answer's end.",
+        f"most {GEN} tokens in blocks of {BLOCK}. Intervals are 95 %. No sample was seen in training: haystacks, "
+        "numbers and documents are drawn anew; word problems and the documents' things are held out by hash, but "
+        "RULER's keys occur in both. `passes`: through the network, until the answer's end.",
         "### Without a cache",
         table(map(line, alone)),
         "### With each method",
