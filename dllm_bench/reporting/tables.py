@@ -107,8 +107,8 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
     apart = len({_subset(section, cell) for cell in section.cells}) > 1
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=section.setting.title,
-        caption=_caption(section, all_shown=highest >= 1),
+        title=Text(section.setting.title),  # no markup: labels hold brackets
+        caption=Text(_caption(section, all_shown=highest >= 1)),
         title_justify="left",
         caption_justify="left",
         title_style="bold",
@@ -203,13 +203,17 @@ def _caption(section: Section, all_shown: bool = True) -> str:
 
 
 def _metric_lines(section: Section) -> list[str]:
-    """The metrics of each entry where the table has no room for them."""
-    return [
+    """The metrics of each entry where the table has no room for them, and they are not all the same."""
+    pairs = [(cell, entry) for cell in section.cells for entry in cell.entries if entry.metrics]
+    differing = [(cell, entry) for cell, entry in pairs if len(set(entry.metrics.values())) > 1]
+    lines = [
         f"{_where(cell, entry)}: {', '.join(f'{name} {_percent(value)} %' for name, value in entry.metrics.items())}"
-        for cell in section.cells
-        for entry in cell.entries
-        if entry.metrics
+        for cell, entry in differing
     ]
+    if len(differing) < len(pairs):
+        names = list(dict.fromkeys(name for _, entry in pairs for name in entry.metrics))
+        lines.append(f"{', '.join(names)}: the same{' for the others' if differing else ''}")
+    return lines
 
 
 def _where(cell: Cell, entry: Entry) -> str:
