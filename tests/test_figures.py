@@ -172,3 +172,16 @@ def test_labels_do_not_overlap() -> None:
     assert stacked(caveat) == "fast_dllm\n+depthweave_kv\n[adapted:\ntraining-free\nrouter and\ngates]"
     assert stacked("fast_dllm [threshold=0.9, steps=4]") == "fast_dllm\n[threshold=0.9,\nsteps=4]"
     assert stacked("fast_dllm(mode=prefix,other=1)") == "fast_dllm\n(mode=prefix,\nother=1)"
+
+
+def test_one_length_is_drawn_as_rows_of_dots(tmp_path: Path) -> None:
+    rows = [row for row in result_rows(needles=False) if row["nominal_ctx"] == 512]
+    made = draw(stored(tmp_path, rows))
+    score, speed = made.subfigs[0].axes
+    assert [text.get_text() for text in score.get_yticklabels()] == list(METHODS)
+    dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in score.lines]
+    assert [round(x, 1) for x, _ in dots] == [66.7, 66.7, 66.7] and [y for _, y in dots] == [0, 1, 2]
+    entries = {e.label: e for cell in leaderboard(Store(tmp_path).read())[0].cells for e in cell.entries}
+    speeds = [line.get_xdata()[0] for line in speed.lines]
+    assert speeds == [entries[name].useful_tokens_per_second for name in METHODS]
+    assert score.yaxis_inverted() and len(score.collections) == 3, "the first is on top, each with an interval"

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.errors import UserError, nearest
+from dllm_bench.reporting.dots import draw_dots, is_one_length
 from dllm_bench.reporting.leaderboard import BASELINE, Cell, Entry, Section
 from dllm_bench.reporting.style import Look, looks, spread, stacked
 from dllm_bench.running.lengths import ctx_name
@@ -129,6 +130,9 @@ def _draw_block(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:
 
 
 def _draw_lines(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:
+    if is_one_length(block.curves):
+        draw_dots(part, block.curves, look)
+        return
     left, right = part.subplots(1, 2)
     alpha = min(0.15, 0.4 / len(block.curves))
     for label in look:
