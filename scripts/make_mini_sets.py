@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny_facts import FACT, FORMS, LABEL, draw_place, draw_thing, paragraph
+from tiny_facts import FACT, FORMS, LABEL, draw_place, draw_things, paragraph
 from tiny_problems import problem
 from tiny_text import WORDS_DIR, Words, load_words
 
@@ -27,15 +27,6 @@ SENTENCES = {"room": (2, 4), "paragraph": (1, 3)}
 def math_item(rng: random.Random, words: Words, number: int) -> dict[str, Any]:
     question, answer = problem(rng, evaluation=True)
     return {"question": question, "answer": answer}
-
-
-def _things(rng: random.Random, words: Words) -> list[str]:
-    things: list[str] = []
-    while len(things) < PARAGRAPHS:
-        thing = draw_thing(rng, words, evaluation=True)
-        if thing not in things:
-            things.append(thing)
-    return things
 
 
 def _item(name: str, form: str, number: int, thing: str, context: list[str], answer: str) -> dict[str, Any]:
@@ -55,7 +46,7 @@ def _item(name: str, form: str, number: int, thing: str, context: list[str], ans
 
 def qa_item(rng: random.Random, words: Words, number: int) -> dict[str, Any]:
     """A document in which two of the paragraphs tell which room a thing is in; one of them is asked for."""
-    asked, other, *_ = _things(rng, words)
+    asked, other, *_ = draw_things(rng, words, PARAGRAPHS, evaluation=True)
     place = draw_place(rng)
     facts = [FACT.format(thing=asked, place=place), FACT.format(thing=other, place=draw_place(rng))]
     context = [paragraph(rng, words, *SENTENCES["room"]) for _ in range(PARAGRAPHS)]
@@ -66,7 +57,7 @@ def qa_item(rng: random.Random, words: Words, number: int) -> dict[str, Any]:
 
 def retrieval_item(rng: random.Random, words: Words, number: int) -> dict[str, Any]:
     """Numbered paragraphs, each about one thing; the number of one is asked for."""
-    things = _things(rng, words)
+    things = draw_things(rng, words, PARAGRAPHS, evaluation=True)
     context = [
         " ".join([*paragraph(rng, words, *SENTENCES["paragraph"]), LABEL.format(thing=thing, number=i + 1)])
         for i, thing in enumerate(things)

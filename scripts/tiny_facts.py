@@ -7,21 +7,24 @@ paragraph is about it.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from tiny_prompts import START, TURN, Maker, Piece, Prompt
 from tiny_text import Words, draw_key, sentence
 
-__all__ = ["FACT", "FORMS", "LABEL", "Form", "document", "draw_place", "draw_thing", "paragraph"]
+__all__ = ["FACT", "FORMS", "LABEL", "Form", "document", "draw_place", "draw_things", "paragraph"]
 
 FACT = "The {thing} is in room {place}."
 LABEL = "This is all about the {thing}: Paragraph {number}."
 
 
+@dataclass(frozen=True)
 class Form:
     """Wording of one kind of question: the start of the prompt, the question, and the start of the answer."""
 
-    def __init__(self, intro: str, question: str, prefix: str) -> None:
-        self.intro, self.question, self.prefix = intro, question, prefix
+    intro: str
+    question: str
+    prefix: str
 
 
 FORMS = {
@@ -38,9 +41,14 @@ FORMS = {
 }
 
 
-def draw_thing(rng: random.Random, words: Words, evaluation: bool) -> str:
-    """An adjective and a noun; those for measuring are the held-out keys of the needle tasks."""
-    return draw_key(rng, words, evaluation).replace("-", " ")
+def draw_things(rng: random.Random, words: Words, count: int, evaluation: bool) -> list[str]:
+    """Different pairs of adjective and noun; those for measuring are the held-out keys of the needle tasks."""
+    things: list[str] = []
+    while len(things) < count:
+        thing = draw_key(rng, words, evaluation).replace("-", " ")
+        if thing not in things:
+            things.append(thing)
+    return things
 
 
 def draw_place(rng: random.Random) -> str:
@@ -56,11 +64,7 @@ def paragraph(rng: random.Random, words: Words, low: int, high: int) -> list[str
 def document(maker: Maker, rng: random.Random, name: str, budget: int, evaluation: bool = False) -> Prompt:
     """A prompt of the form `name` of at most `budget` tokens where that many hold two facts."""
     form = FORMS[name]
-    things: list[str] = []
-    while len(things) < 24:
-        thing = draw_thing(rng, maker.words, evaluation)
-        if thing not in things:
-            things.append(thing)
+    things = draw_things(rng, maker.words, 24, evaluation)
     asked = things[0]
     tail = maker.encode("\n\n" + form.question.format(thing=asked) + TURN + form.prefix.format(thing=asked))
     head = maker.encode(START + form.intro)

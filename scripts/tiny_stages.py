@@ -148,17 +148,19 @@ SKILLS = (
     ("multiquery", 320),
 )
 LONGER = (("problem", 0), ("room", 1024), ("paragraph", 1024), ("multikey_1", 1024), ("multiquery", 1024))
-PLUS_MINUS = Part({"plus_minus": 1.0}, length=130, batch=8)
-SUMS = Part({"sums": 1.0}, length=130, batch=8)
-PROBLEMS = Part({"problem": 1.0}, length=0, batch=16)
 DOCUMENTS = {"room": 0.5, "paragraph": 0.5}
-FACTS = Part(DOCUMENTS, length=256, batch=6, stretch=0.2, span=4096)
-NEEDLES = Part(ALL, 320, 6, stretch=0.5, span=32768)
+PARTS = {
+    "plus_minus": Part({"plus_minus": 1.0}, length=130, batch=8),
+    "sums": Part({"sums": 1.0}, length=130, batch=8),
+    "problems": Part({"problem": 1.0}, length=0, batch=16),
+    "facts": Part(DOCUMENTS, length=256, batch=6, stretch=0.2, span=4096),
+    "needles": Part(ALL, 320, 6, stretch=0.5, span=32768),
+}
 
 
 def _parts(**shares: float) -> tuple[Part, ...]:
-    """The parts above, by name, with these shares."""
-    return tuple(replace(globals()[name], share=share) for name, share in shares.items())
+    """Parts by name, with these shares."""
+    return tuple(replace(PARTS[name], share=share) for name, share in shares.items())
 
 
 STAGES = [
@@ -170,15 +172,15 @@ STAGES = [
     Stage(500, (3e-4, 5e-5), (Part(ALL, 1024, 3, stretch=0.5, span=32768),), CHECKS),
     Stage(300, (6e-4, 5e-5), (Part(LONG, 320, 6, stretch=0.8, span=32768, ghosts=2048),), CHECKS),
     # from here on also sums, word problems and documents: each skill first for itself, at short length
-    Stage(900, (1.5e-3, 1.5e-3), _parts(PLUS_MINUS=0.9, NEEDLES=0.1), SKILLS),
-    Stage(1053, (1.5e-3, 1.3e-3), _parts(SUMS=0.85, NEEDLES=0.15), SKILLS),
-    Stage(3000, (1.2e-3, 7e-4), _parts(PROBLEMS=0.4, SUMS=0.15, FACTS=0.2, NEEDLES=0.25), SKILLS),
-    Stage(2279, (1e-3, 7e-4), _parts(PROBLEMS=0.4, SUMS=0.25, FACTS=0.15, NEEDLES=0.2), SKILLS),
+    Stage(900, (1.5e-3, 1.5e-3), _parts(plus_minus=0.9, needles=0.1), SKILLS),
+    Stage(1053, (1.5e-3, 1.3e-3), _parts(sums=0.85, needles=0.15), SKILLS),
+    Stage(3000, (1.2e-3, 7e-4), _parts(problems=0.4, sums=0.15, facts=0.2, needles=0.25), SKILLS),
+    Stage(2279, (1e-3, 7e-4), _parts(problems=0.4, sums=0.25, facts=0.15, needles=0.2), SKILLS),
     Stage(
         1500,
         (7e-4, 4e-4),
         (
-            *_parts(PROBLEMS=0.25, SUMS=0.1),
+            *_parts(problems=0.25, sums=0.1),
             Part(DOCUMENTS, 512, 4, share=0.15, stretch=0.5, span=8192),
             Part(SEVERAL, 512, 4, share=0.3, stretch=0.7, span=32768),
             Part(LONG, 1024, 2, share=0.2, stretch=0.5, span=32768),
@@ -189,7 +191,7 @@ STAGES = [
         1800,
         (4e-4, 3e-5),
         (
-            *_parts(PROBLEMS=0.27, SUMS=0.05),
+            *_parts(problems=0.27, sums=0.05),
             Part(DOCUMENTS, 768, 3, share=0.15, stretch=0.6, span=8192),
             Part(SEVERAL, 1024, 2, share=0.25, stretch=0.7, span=32768),
             Part(LONG, 1536, 1, share=0.13, stretch=0.5, span=32768),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # read when the hub's client is imported: no test may touch a network
@@ -12,10 +15,32 @@ import pytest
 import torch
 from lm_eval_files import write_model, write_tasks
 
+from dllm_bench import cli
 from dllm_bench.decoding import streams
 
 # the networks of the tests are tiny: a second thread only waits for the first
 torch.set_num_threads(1)
+
+Called = tuple[int, str, str]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
+    """Runs the command line in this process: exit code, stdout, stderr."""
+
+    def run(*args: str, stdin: str | bytes = b"", reader: type[io.TextIOWrapper] = io.TextIOWrapper) -> Called:
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "argv", ["dllm-bench", *args])
+        monkeypatch.setattr(sys, "stdin", reader(io.BytesIO(given), encoding="utf-8"))
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return run
 
 
 @pytest.fixture

@@ -17,30 +17,12 @@ from test_text import LLADA_SPECIALS, byte_level
 from tiny_checkpoints import llada_config, write
 
 import dllm_bench
-from dllm_bench import UserError, cli, generate
+from dllm_bench import UserError, generate
 
 ROOT = Path(__file__).parent.parent
 LLADA, DREAM = str(GOLDEN / "llada_fastdllm"), str(GOLDEN / "dream_fastdllm")
 Called = tuple[int, str, str]
 Call = Callable[..., Called]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs the command line in this process: exit code, stdout, stderr."""
-
-    def run(*args: str, stdin: str = "") -> Called:
-        monkeypatch.setattr(sys, "argv", ["dllm-bench", *args])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return run
 
 
 @pytest.fixture
@@ -322,13 +304,12 @@ def test_text(call: Call, tmp_path: Path) -> None:
     one_line(call(*run, "<|mdm_mask|>"), "mask id")
 
 
-def test_an_interrupt_is_quiet(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(io.StringIO):
+def test_an_interrupt_is_quiet(call: Call) -> None:
+    class Interrupted(io.TextIOWrapper):
         def read(self, *_: Any) -> str:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(io, "StringIO", Interrupted)
-    assert call(*RUN, "--prompt-ids", "-") == (130, "", "")
+    assert call(*RUN, "--prompt-ids", "-", reader=Interrupted) == (130, "", "")
 
 
 def test_version_help_and_lists(call: Call) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -18,31 +17,12 @@ from fakes import ToyTask
 from golden_cases import GOLDEN
 from rows import make_row
 
-from dllm_bench import cli
 from dllm_bench.running.store import Store
 from dllm_bench.running.task import TASKS, Answer
 
 TESTS = Path(__file__).parent
 RULER = json.loads((GOLDEN / "scoring" / "cases.json").read_text(encoding="utf-8"))["ruler"]["cases"]
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs the command line in this process: exit code, stdout, stderr."""
-
-    def run(*args: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dllm-bench", *args])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return run
 
 
 def jsonl(*objects: dict[str, Any]) -> bytes:
