@@ -31,23 +31,28 @@ demo: $(STAMP)
 METHODS := baseline,fast_dllm,dllm_cache,elastic_cache,acache,wavefilter,wavefilter_tuned,depthweave_kv,depthweave_tuned,dkv_cache,sparse_dllm
 NEEDLES := single_1,single_2,multikey_1,multikey_2,multivalue,multiquery
 MODEL := $(BIN)/dllm-bench run --out results/model --method baseline
-REFERENCE := $(BIN)/dllm-bench run --out results/reference --method $(METHODS)
+REFERENCE := $(BIN)/dllm-bench run --out results/reference --method $(METHODS) --steps 48
 reference: $(STAMP)
 	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 512,1k --samples 200
 	$(MODEL) --task gsm8k:mini --samples 200
 	$(MODEL) --task longbench:mini --ctx 512,1k --samples 200
-	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 1k --samples 20 --steps 48
-	$(REFERENCE) --task gsm8k:mini --samples 30 --steps 48
+	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 4k --samples 200
+	$(MODEL) --task longbench:mini --ctx 4k --samples 200
+	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 512,1k --samples 20
+	$(REFERENCE) --task gsm8k:mini --samples 30
 	$(BIN)/dllm-bench fidelity --method $(METHODS) --task gsm8k:mini --samples 10 --steps 48 --out results/reference \
 	  --plot results/reference/fidelity.png
 	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 512 --samples 200 --steps 12
-	$(MODEL) --task ruler_niah --subset single_3,multikey_3 --ctx 512,1k --samples 100
-	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 4k --samples 200
-	$(MODEL) --task longbench:mini --ctx 4k --samples 200
-	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1 --ctx 4k --samples 10 --steps 48
+	$(MODEL) --task gsm8k:mini --samples 200 --steps 12
+	$(MODEL) --task longbench:mini --ctx 512,1k --samples 200 --steps 8
+	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 4k --samples 5
 	$(MODEL) --task ruler_niah --subset single_1 --ctx 16k --samples 50
-	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 1k --samples 200 --steps 12
 	$(MODEL) --task ruler_niah --subset single_1 --ctx 32k --samples 20
+	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 1k --samples 200 --steps 12
+	$(MODEL) --task ruler_niah --subset single_3,multikey_3 --ctx 512,1k --samples 100
+	$(REFERENCE) --task ruler_niah --subset single_1 --ctx 16k --samples 2
+	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 4k --samples 50 --steps 12
+	$(MODEL) --task longbench:mini --ctx 4k --samples 50 --steps 8
 	$(BIN)/dllm-bench plot results/reference --out results/reference/leaderboard.png
 	$(BIN)/dllm-bench plot results/model --out results/model/leaderboard.png
 	$(BIN)/python scripts/tiny_card.py

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,24 @@ def found_in(folder: Path) -> list[dict[str, Any]]:
     return [record for record in records(sections) if record["n"]]
 
 
+STORY = (
+    "a model of width 160 with 5 heads, on needles alone",
+    "widened by one head and more FFN units (`scripts/tiny_grow.py`), also on word problems and documents",
+    "also on texts of 2k and 4k tokens with many facts, and many questions about each",
+)
+"""What the runs that led to the published weights trained, in their order."""
+
+
+def runs(done: Sequence[Mapping[str, Any]]) -> str:
+    """What each run trained, and what it took."""
+    told = (
+        f"Steps {run['from']} to {run['to']}, {run['tokens'] / 1e6:.1f} M tokens in {run['seconds'] / 60:.0f} min with "
+        f"{run['threads']} thread{'s' * (run['threads'] > 1)} on {run['machine']}: {what}."
+        for run, what in zip(done, STORY, strict=True)
+    )
+    return " ".join(told)
+
+
 def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list[dict[str, Any]]) -> str:
     """The model card: what it is, how it was trained, and what was measured without a cache and with each method."""
     longest, span = (max(getattr(p, name) for s in STAGES for p in s.parts) for name in ("length", "span"))
@@ -72,11 +90,8 @@ def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list
         "## Training",
         "```\npython scripts/train_tiny.py && python scripts/train_tiny.py --export\n"
         "make reference && python scripts/tiny_card.py\n```",
-        f"Seed {training['seed']}. The first {training['started']} steps (19.3 M tokens, 61 min) trained a model of "
-        "width 160 with 5 heads on needles alone. It was then widened by one head and more FFN units "
-        f"(`scripts/tiny_grow.py`) and trained to step {training['step']}: {training['tokens'] / 1e6:.1f} M tokens, "
-        f"{training['seconds'] / 60:.0f} min with {training['threads']} thread(s) on {training['machine']}. The first "
-        "model starts from a hand-made copying circuit plus noise (`scripts/tiny_init.py`).",
+        f"Seed {training['seed']}. {runs(training['runs'])} The first run starts from a hand-made copying circuit plus "
+        "noise (`scripts/tiny_init.py`).",
         f"Sequences have up to {longest} tokens; many stand for texts of up to {span} tokens, by skipped positions and "
         "by haystack tokens that count in attention as many copies of themselves, or by keys that stand at the "
         "positions of such copies. The published weights are a moving average of the training's, in bfloat16.",

@@ -62,26 +62,51 @@ def paragraph(rng: random.Random, words: Words, low: int, high: int) -> list[str
 
 
 def document(maker: Maker, rng: random.Random, name: str, budget: int, evaluation: bool = False) -> Prompt:
-    """A prompt of the form `name` of at most `budget` tokens where that many hold two facts."""
-    form = FORMS[name]
-    things = draw_things(rng, maker.words, 24, evaluation)
-    asked = things[0]
-    tail = maker.encode("\n\n" + form.question.format(thing=asked) + TURN + form.prefix.format(thing=asked))
+    """A prompt of the form `name` of at most `budget` tokens where that many hold two facts.
+
+    With an s behind its name the form asks for several things at once, one answer sentence each: many answers per
+    token of training.
+    """
+    kind = name.removesuffix("s")
+    form = FORMS[kind]
+    things = draw_things(rng, maker.words, 24 + budget // 30, evaluation)
+    count = 1 if kind == name else min(24, max(1, budget // 80))
+    question = form.question.format(thing=things[0]) if kind == name else "List them."
+    given = maker.encode(TURN + form.prefix.format(thing=things[0])) if kind == name else maker.encode(TURN)
+    tail = [*maker.encode("\n\n" + question), *given]
     head = maker.encode(START + form.intro)
-    room = budget - len(head) - len(tail)
-    if name == "room":
+    told = sum(len(_told(maker, form, thing, "9999")[0]) + 7 for thing in things[:count]) if count > 1 else 0
+    room = budget - len(head) - len(tail) - told
+    if kind == "room":
         places = [draw_place(rng) for _ in things]
-        body = _facts(maker, rng, list(zip(things, places, strict=True)), room)
-        told = places[0]
+        body, places = _facts(maker, rng, list(zip(things, places, strict=True)), room)
     else:
-        body, told = _numbered(maker, rng, things, room)
-    answer = [*maker.encode(f" {told}."), maker.eot]
-    return Prompt([Piece(head), *body, Piece(tail)], answer, [True] * len(answer), [told])
+        body, places = _numbered(maker, rng, things, room)
+    if kind == name:
+        answer = [*maker.encode(f" {places[0]}."), maker.eot]
+        return Prompt([Piece(head), *body, Piece(tail)], answer, [True] * len(answer), [places[0]])
+    return _listing(maker, form, [Piece(head), *body, Piece(tail)], list(zip(things, places, strict=False))[:count])
 
 
-def _facts(maker: Maker, rng: random.Random, facts: list[tuple[str, str]], room: int) -> list[Piece]:
-    """The first fact and up to five others between made-up sentences."""
-    lines = [FACT.format(thing=thing, place=place) for thing, place in facts[: rng.randint(2, 6)]]
+def _told(maker: Maker, form: Form, thing: str, place: str) -> tuple[list[int], list[int]]:
+    """One sentence of a listing: the tokens that are given and the place that is to be told."""
+    return maker.encode_once(form.prefix.format(thing=thing)), maker.encode_once(f" {place}.\n")
+
+
+def _listing(maker: Maker, form: Form, pieces: list[Piece], pairs: list[tuple[str, str]]) -> Prompt:
+    """The prompt whose answer names every thing of `pairs` and tells its place."""
+    answer, scored = [], []
+    for thing, place in pairs:
+        given, told = _told(maker, form, thing, place)
+        answer += given + told
+        scored += [False] * len(given) + [True] * len(told)
+    return Prompt(pieces, [*answer, maker.eot], [*scored, True], [place for _, place in pairs])
+
+
+def _facts(maker: Maker, rng: random.Random, facts: list[tuple[str, str]], room: int) -> tuple[list[Piece], list[str]]:
+    """Facts between made-up sentences: from two to one in about 60 tokens; and the places of those that are told."""
+    lines = [FACT.format(thing=thing, place=place) for thing, place in facts]
+    lines = lines[: rng.randint(2, max(6, min(len(facts), room // 60)))]
     while len(lines) > 2 and sum(len(maker.encode("\n\n" + line)) for line in lines) > room * 0.6:
         lines.pop()
     room -= sum(len(maker.encode("\n\n" + line)) for line in lines)
@@ -98,11 +123,11 @@ def _facts(maker: Maker, rng: random.Random, facts: list[tuple[str, str]], room:
     for i, (text, hay) in enumerate(texts):
         separator = "" if i == 0 else "\n\n" if rng.random() < 0.25 else " "
         pieces.append(Piece(maker.encode(separator + text), hay))
-    return pieces
+    return pieces, [place for _, place in facts[: len(lines)]]
 
 
-def _numbered(maker: Maker, rng: random.Random, things: list[str], room: int) -> tuple[list[Piece], str]:
-    """Numbered paragraphs, and the number of the one that is about the first thing.
+def _numbered(maker: Maker, rng: random.Random, things: list[str], room: int) -> tuple[list[Piece], list[str]]:
+    """Numbered paragraphs, and for each of the first things the number of the one that is about it.
 
     They do not always begin at 1, so that large numbers are seen in short documents.
     """
@@ -117,13 +142,12 @@ def _numbered(maker: Maker, rng: random.Random, things: list[str], room: int) ->
             break
         paragraphs.append([*texts, (label, False)])
     # the asked thing may be in any of them
-    place = rng.randrange(len(paragraphs))
-    names = [things[i] for i in range(len(paragraphs))]
-    names[0], names[place] = names[place], names[0]
+    order = rng.sample(range(len(paragraphs)), len(paragraphs))
+    names = [things[i] for i in order]
     pieces = []
     for i, texts in enumerate(paragraphs):
         texts[-1] = (LABEL.format(thing=names[i], number=first + i), False)
         for j, (text, hay) in enumerate(texts):
             separator = " " if j else "\n\n" if i else ""
             pieces.append(Piece(maker.encode(separator + text), hay))
-    return pieces, str(first + place)
+    return pieces, [str(first + order.index(i)) for i in range(len(order))]

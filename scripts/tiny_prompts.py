@@ -65,6 +65,10 @@ KINDS = {
     "linevalue": Kind("noise", values=4),
     "listing": Kind("essay", keys=3, queries=3, listing=True),
     "listing_needle": Kind("needle", keys=3, queries=3, listing=True),
+    "eightvalue": Kind("essay", values=8),
+    "eightquery": Kind("essay", keys=8, queries=8),
+    "longlist": Kind("essay", keys=24, queries=20, listing=True),
+    "longlist_needle": Kind("needle", keys=24, queries=24, listing=True),
 }
 
 

@@ -148,7 +148,28 @@ SKILLS = (
     ("multiquery", 320),
 )
 LONGER = (("problem", 0), ("room", 1024), ("paragraph", 1024), ("multikey_1", 1024), ("multiquery", 1024))
+FAR = (
+    ("problem", 0),
+    ("room", 2048),
+    ("paragraph", 2048),
+    ("multikey_1", 1024),
+    ("multikey_2", 2048),
+    ("multivalue", 2048),
+)
 DOCUMENTS = {"room": 0.5, "paragraph": 0.5}
+# many questions about one long text: many answers per token of training
+LISTS = {"longlist": 0.45, "longlist_needle": 0.55}
+CATALOGUES = {"rooms": 0.35, "paragraphs": 0.35, "room": 0.15, "paragraph": 0.15}
+FULL = {
+    "multikey_1": 0.08,
+    "multikey_2": 0.16,
+    "multivalue": 0.3,
+    "multiquery": 0.2,
+    "eightvalue": 0.1,
+    "eightquery": 0.08,
+    "linevalue": 0.04,
+    "single_2": 0.04,
+}
 PARTS = {
     "plus_minus": Part({"plus_minus": 1.0}, length=130, batch=8),
     "sums": Part({"sums": 1.0}, length=130, batch=8),
@@ -198,5 +219,44 @@ STAGES = [
             Part(LONG | DOCUMENTS, 320, 4, share=0.15, stretch=0.9, span=32768, ghosts=2048),
         ),
         LONGER,
+    ),
+    # from here on texts of the length that is measured, with as many facts as the measured ones have
+    Stage(
+        1138,
+        (1e-3, 9.24e-4),
+        (
+            *_parts(problems=0.15, sums=0.05, needles=0.05),
+            Part(LISTS, 1024, 3, share=0.3),
+            Part(CATALOGUES, 1024, 3, share=0.25),
+            Part(FULL, 512, 6, share=0.2, stretch=0.3, span=32768),
+        ),
+        FAR,
+    ),
+    Stage(
+        1162,
+        (9e-4, 6e-4),
+        (
+            *_parts(problems=0.2, sums=0.03),
+            Part(LISTS, 2048, 2, share=0.12),
+            Part(CATALOGUES, 2048, 2, share=0.12),
+            Part(DOCUMENTS, 1536, 3, share=0.13),
+            Part(FULL, 2048, 2, share=0.28),
+            Part(ALL, 512, 4, share=0.12, stretch=0.4, span=32768),
+        ),
+        FAR,
+    ),
+    Stage(
+        1000,
+        (6e-4, 2e-5),
+        (
+            *_parts(problems=0.18, sums=0.02),
+            Part(LISTS, 4096, 1, share=0.12),
+            Part(CATALOGUES, 4096, 1, share=0.1),
+            Part(DOCUMENTS, 3072, 2, share=0.12),
+            Part(FULL, 4096, 1, share=0.34),
+            Part(ALL, 512, 4, share=0.06, stretch=0.4, span=32768),
+            Part(LONG | DOCUMENTS, 320, 4, share=0.06, stretch=0.9, span=32768, ghosts=2048),
+        ),
+        FAR,
     ),
 ]

@@ -10,6 +10,7 @@ Every batch is a function of (seed, step), so a run on the CPU is reproducible a
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from tiny_data import Batch, Batches
 from tiny_eval import held_out_accuracy
-from tiny_export import export
+from tiny_export import FOLDER, export
 from tiny_grow import grown
 from tiny_init import structured_weights
 from tiny_prompts import TEMPLATES, Maker
@@ -35,11 +36,13 @@ from dllm_bench.models.network import Network, Weights
 
 
 class TrainingNetwork(Network):
-    """The project's network with what only training needs: attention by matmul, copies of keys, few rows at the end."""
+    """The project's network with what only training needs: attention with copies of keys, few rows at the end."""
 
     copies: Tensor | None = None
 
     def attend(self, q: Tensor, parts: Any) -> Tensor:
+        if self.copies is None and q.shape[2] >= 1024:  # below, two plain products are faster in training
+            return super().attend(q, parts)
         k, v = (torch.cat([p[i] for p in parts], 2) for i in (0, 1))
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
         if self.copies is not None:
@@ -273,18 +276,29 @@ def report(net: Network, maker: Maker, checks: tuple[tuple[str, int], ...], coun
 
 
 def publish(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
-    """Writes the averaged weights, and the facts of the run that the card tells."""
-    training = {
-        "seed": args.seed,
-        "step": trainer.step,
-        "started": trainer.started,
+    """Writes the averaged weights, and the facts of the run that the card tells behind those of the runs before it."""
+    run = {
+        "from": trainer.started,
+        "to": trainer.step,
         "tokens": trainer.tokens,
         "seconds": round(trainer.seconds),
         "threads": args.threads,
         "machine": args.machine,
+    }
+    training = {
+        "seed": args.seed,
         "parameters": sum(p.numel() for p in trainer.params.values()),
+        "runs": [*runs_before(trainer.started), run],
     }
     export(trainer.averaged().weights, tokenizer, training)
+
+
+def runs_before(step: int) -> list[dict[str, Any]]:
+    """The runs that led to the published weights up to `step`."""
+    path = FOLDER / "training.json"
+    if step == 0 or not path.exists():
+        return []
+    return [run for run in json.loads(path.read_text(encoding="utf-8"))["runs"] if run["to"] <= step]
 
 
 def tokenizer_of(folder: Path, words_dir: Path, seed: int) -> Tokenizer:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from make_mini_sets import SETS, items  # noqa: E402
 from tiny_data import Batches  # noqa: E402
 from tiny_eval import held_out_accuracy  # noqa: E402
+from tiny_facts import FACT, FORMS, LABEL, document  # noqa: E402
 from tiny_grow import grown  # noqa: E402
 from tiny_problems import held_out_problem, problem  # noqa: E402
 from tiny_prompts import KINDS, Maker  # noqa: E402
@@ -108,6 +109,21 @@ def test_pieces_of_a_prompt_tokenise_as_the_whole_text(maker: Maker, tokenizer: 
         assert tokenizer.encode(text).ids == prompt.ids
         assert text.count("<|startoftext|>") == 1
         assert all(r in text for r in prompt.references)
+
+
+@needs_words
+@pytest.mark.parametrize("name", ["room", "rooms", "paragraph", "paragraphs"])
+def test_documents_tell_what_is_asked_for(maker: Maker, tokenizer: Tokenizer, name: str) -> None:
+    prompt = document(maker, random.Random(3), name, 1024)
+    text = tokenizer.decode(prompt.ids, skip_special_tokens=False)
+    told = FORMS[name.removesuffix("s")].prefix
+    answer = tokenizer.decode([*prompt.ids[-40:], *prompt.answer])
+    pairs = re.findall(told.replace("{thing}", r"([\w\s'-]+?)") + r" (\d+)\.", answer)
+    assert [place for _, place in pairs] == prompt.references
+    assert 1 < len(pairs) <= 12 if name.endswith("s") else len(pairs) == 1
+    stated = FACT if name.startswith("room") else LABEL
+    assert all(stated.format(thing=thing, place=place, number=place) in text for thing, place in pairs)
+    assert len(prompt.ids) + len(prompt.answer) <= 1024 + 32
 
 
 @needs_words
