@@ -239,6 +239,18 @@ def test_no_table_is_cut(width: int) -> None:
     assert figures and all(line[: ends[0]].endswith("12.0") for line in figures), "numbers stand below their head"
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_long_caveat_is_told_below_the_table(width: int) -> None:
+    said = "adapted: another router than the paper's"
+    rows = [*rows_of(4), *rows_of(4, method="fast_dllm+other", method_label=f"fast_dllm+other [{said}]")]
+    rows += rows_of(4, method="third", method_label="third [short]")
+    lines = [line.strip() for line in board(width, rows)]
+    assert f"† {said}" in lines and "\n".join(lines).count(said) == 1
+    assert any("other†" in line.split("  ")[0] for line in lines)
+    assert width == 80 or any(line.startswith("third [short] ") for line in lines), "short ones stay"
+    assert f"fast_dllm+other [{said}]" in tables.to_markdown(leaderboard(rows))
+
+
 def test_the_formats_hold_the_same_numbers() -> None:
     sections = leaderboard([*rows_of(4), *rows_of(4, **FAST, decode_seconds=1.0, cache_bytes_peak=None)])
     told = json.loads(tables.to_json(sections))
