@@ -259,4 +259,17 @@ STAGES = [
         ),
         FAR,
     ),
+    # what was weakest at 4k, and word problems, once more
+    Stage(
+        600,
+        (4e-4, 1e-5),
+        (
+            *_parts(problems=0.33, sums=0.03),
+            Part(SEVERAL, 4096, 1, share=0.42),
+            Part(LISTS | DOCUMENTS, 4096, 1, share=0.1),
+            Part(SEVERAL, 512, 4, share=0.08, stretch=0.4, span=32768),
+            Part(LONG | DOCUMENTS, 320, 4, share=0.04, stretch=0.9, span=32768, ghosts=2048),
+        ),
+        FAR,
+    ),
 ]
