@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +56,12 @@ def found_in(folder: Path) -> list[dict[str, Any]]:
     return [record for record in records(sections) if record["n"]]
 
 
-STORY = (
-    "a model of width 160 with 5 heads, on needles alone",
-    "widened by one head and more FFN units (`scripts/tiny_grow.py`), also on word problems and documents",
-    "also on texts of 2k and 4k tokens with many facts, and many questions about each",
-)
-"""What the runs that led to the published weights trained, in their order."""
-
-
-def runs(done: Sequence[Mapping[str, Any]]) -> str:
-    """What each run trained, and what it took."""
-    told = (
+def told(run: Mapping[str, Any]) -> str:
+    """What one of the runs that led to the published weights took, and what it trained."""
+    return (
         f"Steps {run['from']} to {run['to']}, {run['tokens'] / 1e6:.1f} M tokens in {run['seconds'] / 60:.0f} min with "
-        f"{run['threads']} thread{'s' * (run['threads'] > 1)} on {run['machine']}: {what}."
-        for run, what in zip(done, STORY, strict=True)
+        f"{run['threads']} thread{'s' * (run['threads'] > 1)} on {run['machine']}: {run['about']}."
     )
-    return " ".join(told)
 
 
 def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list[dict[str, Any]]) -> str:
@@ -88,10 +78,9 @@ def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list
         "Trained by this repository on text it makes itself; no outside text or weights went into it. The word lists "
         "are those of the wonderwords package (MIT). Weights and tokenizer are under the licence of this repository.",
         "## Training",
-        "```\npython scripts/train_tiny.py && python scripts/train_tiny.py --export\n"
-        "make reference && python scripts/tiny_card.py\n```",
-        f"Seed {training['seed']}. {runs(training['runs'])} The first run starts from a hand-made copying circuit plus "
-        "noise (`scripts/tiny_init.py`).",
+        "```\npython scripts/train_tiny.py && python scripts/train_tiny.py --export\nmake reference\n```",
+        f"Seed {training['seed']}. {' '.join(map(told, training['runs']))} The first run starts from a hand-made "
+        "copying circuit plus noise (`scripts/tiny_init.py`).",
         f"Sequences have up to {longest} tokens; many stand for texts of up to {span} tokens, by skipped positions and "
         "by haystack tokens that count in attention as many copies of themselves, or by keys that stand at the "
         "positions of such copies. The published weights are a moving average of the training's, in bfloat16.",

@@ -67,46 +67,42 @@ def document(maker: Maker, rng: random.Random, name: str, budget: int, evaluatio
     With an s behind its name the form asks for several things at once, one answer sentence each: many answers per
     token of training.
     """
-    kind = name.removesuffix("s")
-    form = FORMS[kind]
+    many = name.endswith("s")
+    form = FORMS[name.removesuffix("s")]
     things = draw_things(rng, maker.words, 24 + budget // 30, evaluation)
-    count = 1 if kind == name else min(24, max(1, budget // 80))
-    question = form.question.format(thing=things[0]) if kind == name else "List them."
-    given = maker.encode(TURN + form.prefix.format(thing=things[0])) if kind == name else maker.encode(TURN)
-    tail = [*maker.encode("\n\n" + question), *given]
-    head = maker.encode(START + form.intro)
-    told = sum(len(_told(maker, form, thing, "9999")[0]) + 7 for thing in things[:count]) if count > 1 else 0
-    room = budget - len(head) - len(tail) - told
-    if kind == "room":
-        places = [draw_place(rng) for _ in things]
-        body, places = _facts(maker, rng, list(zip(things, places, strict=True)), room)
+    asked = things[: max(1, min(24, budget // 80))] if many else things[:1]
+    question = "List them." if many else form.question.format(thing=asked[0])
+    start = "" if many else form.prefix.format(thing=asked[0])
+    head, tail = maker.encode(START + form.intro), maker.encode("\n\n" + question) + maker.encode(TURN + start)
+    listed = [maker.encode_once(form.prefix.format(thing=thing)) for thing in asked] if many else []
+    answers = sum(len(given) + 7 for given in listed)  # a number of four digits, its space, its stop and its line
+    room = budget - len(head) - len(tail) - answers
+    body, places = (_numbered if form is FORMS["paragraph"] else _facts)(maker, rng, things, room)
+    if many:
+        answer, scored = _listing(maker, listed, places)
     else:
-        body, places = _numbered(maker, rng, things, room)
-    if kind == name:
-        answer = [*maker.encode(f" {places[0]}."), maker.eot]
-        return Prompt([Piece(head), *body, Piece(tail)], answer, [True] * len(answer), [places[0]])
-    return _listing(maker, form, [Piece(head), *body, Piece(tail)], list(zip(things, places, strict=False))[:count])
+        answer = maker.encode(f" {places[0]}.")
+        scored = [True] * len(answer)
+    pieces = [Piece(head), *body, Piece(tail)]
+    return Prompt(pieces, [*answer, maker.eot], [*scored, True], places[: len(asked)])
 
 
-def _told(maker: Maker, form: Form, thing: str, place: str) -> tuple[list[int], list[int]]:
-    """One sentence of a listing: the tokens that are given and the place that is to be told."""
-    return maker.encode_once(form.prefix.format(thing=thing)), maker.encode_once(f" {place}.\n")
-
-
-def _listing(maker: Maker, form: Form, pieces: list[Piece], pairs: list[tuple[str, str]]) -> Prompt:
-    """The prompt whose answer names every thing of `pairs` and tells its place."""
-    answer, scored = [], []
-    for thing, place in pairs:
-        given, told = _told(maker, form, thing, place)
+def _listing(maker: Maker, listed: list[list[int]], places: list[str]) -> tuple[list[int], list[bool]]:
+    """The answer that names things and tells their places, as many as there are; and which tokens are predicted."""
+    answer: list[int] = []
+    scored: list[bool] = []
+    for given, place in zip(listed, places, strict=False):
+        told = maker.encode_once(f" {place}.\n")
         answer += given + told
         scored += [False] * len(given) + [True] * len(told)
-    return Prompt(pieces, [*answer, maker.eot], [*scored, True], [place for _, place in pairs])
+    return answer, scored
 
 
-def _facts(maker: Maker, rng: random.Random, facts: list[tuple[str, str]], room: int) -> tuple[list[Piece], list[str]]:
-    """Facts between made-up sentences: from two to one in about 60 tokens; and the places of those that are told."""
-    lines = [FACT.format(thing=thing, place=place) for thing, place in facts]
-    lines = lines[: rng.randint(2, max(6, min(len(facts), room // 60)))]
+def _facts(maker: Maker, rng: random.Random, things: list[str], room: int) -> tuple[list[Piece], list[str]]:
+    """Facts between made-up sentences, from two to one in about 60 tokens; and the places of the first things."""
+    places = [draw_place(rng) for _ in things]
+    lines = [FACT.format(thing=thing, place=place) for thing, place in zip(things, places, strict=True)]
+    lines = lines[: rng.randint(2, max(6, min(len(things), room // 60)))]
     while len(lines) > 2 and sum(len(maker.encode("\n\n" + line)) for line in lines) > room * 0.6:
         lines.pop()
     room -= sum(len(maker.encode("\n\n" + line)) for line in lines)
@@ -123,7 +119,7 @@ def _facts(maker: Maker, rng: random.Random, facts: list[tuple[str, str]], room:
     for i, (text, hay) in enumerate(texts):
         separator = "" if i == 0 else "\n\n" if rng.random() < 0.25 else " "
         pieces.append(Piece(maker.encode(separator + text), hay))
-    return pieces, [place for _, place in facts[: len(lines)]]
+    return pieces, places[: len(lines)]
 
 
 def _numbered(maker: Maker, rng: random.Random, things: list[str], room: int) -> tuple[list[Piece], list[str]]:

@@ -2,7 +2,7 @@
 
     python scripts/train_tiny.py                 # all stages; resumes from checkpoints/tiny
     python scripts/train_tiny.py --export        # writes weights and tokenizer to dllm_bench/models/tiny
-    make reference && python scripts/tiny_card.py    # measures them, and writes the card
+    make reference                               # measures them, and writes the card
 
 Every batch is a function of (seed, step), so a run on the CPU is reproducible and resumes where it stopped.
 """
@@ -284,6 +284,7 @@ def publish(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) ->
         "seconds": round(trainer.seconds),
         "threads": args.threads,
         "machine": args.machine,
+        "about": args.about,
     }
     training = {
         "seed": args.seed,
@@ -321,6 +322,7 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=50)
     parser.add_argument("--evaluate", type=int, default=1000)
     parser.add_argument("--machine", default="two cores of a server CPU, shared", help="words for the card")
+    parser.add_argument("--about", default="all stages", help="what this run trained, for the card")
     parser.add_argument("--export", action="store_true", help="publish the checkpoint instead of training")
     parser.add_argument("--checkpoint", default="last.pt", help="file in the folder that is measured or published")
     args = parser.parse_args()
