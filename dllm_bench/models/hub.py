@@ -130,7 +130,7 @@ class Model(ModelInfo):
     """A loaded model: the network, and what identifies it in a row.
 
     Attributes:
-        fingerprint: hash of config.json and of the weight files' headers and sizes.
+        fingerprint: hash of config.json and of the weight files' sizes and first 64 MiB.
     """
 
     fingerprint: str
