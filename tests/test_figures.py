@@ -174,6 +174,15 @@ def test_labels_do_not_overlap() -> None:
     assert stacked("fast_dllm(mode=prefix,other=1)") == "fast_dllm\n(mode=prefix,\nother=1)"
 
 
+def test_a_long_caveat_is_told_once_below_the_panels(tmp_path: Path) -> None:
+    rows = result_rows(needles=False)
+    for row in rows:
+        row["method_label"] += " [adapted: a router of our own]" if row["method"] == METHODS[1] else ""
+    made = draw(stored(tmp_path, rows))
+    assert made.subfigs[0].get_supxlabel() == "† adapted: a router of our own"
+    assert METHODS[1] + "†" in [text.get_text().replace("\n", "") for text in made.subfigs[0].axes[0].texts]
+
+
 def test_one_length_is_drawn_as_rows_of_dots(tmp_path: Path) -> None:
     rows = [row for row in result_rows(needles=False) if row["nominal_ctx"] == 512]
     made = draw(stored(tmp_path, rows))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.errors import UserError, nearest
 from dllm_bench.reporting.dots import draw_dots, is_one_length
 from dllm_bench.reporting.leaderboard import BASELINE, Cell, Entry, Section
-from dllm_bench.reporting.style import Look, looks, spread, stacked
+from dllm_bench.reporting.style import Look, looks, noted, spread, stacked
 from dllm_bench.running.lengths import ctx_name
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class _Block:
 
     title: str
     curves: dict[str, list[Entry]]
+    notes: list[str]
+    """What marks behind the labels mean."""
 
 
 def check_ending(file: Path) -> None:
@@ -113,13 +115,17 @@ def _blocks(section: Section) -> list[_Block]:
                 if entry.actual_ctx is not None:
                     curves[entry.label].append(entry)
         if curves:
+            labels, notes = noted(curves)
+            curves = {labels[label]: entries for label, entries in curves.items()}
             subsets = ", ".join(names) if len(names) <= _NAMED_SUBSETS else f"{len(names)} subsets"
-            made.append(_Block(f"{section.setting.title} · {subsets}", dict(curves)))
+            made.append(_Block(f"{section.setting.title} · {subsets}", curves, notes))
     return made
 
 
 def _draw_block(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:
     part.suptitle(block.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    if block.notes:
+        part.supxlabel("\n".join(block.notes), x=0.01, ha="left", fontsize=8)
     maps = _maps(block)
     if not maps:
         _draw_lines(part, block, look)
@@ -220,7 +226,7 @@ def _labels(axes: Axes, curves: dict[str, list[tuple[Any, Any]]], look: dict[str
     texts = [stacked(name) for name in names]
     to_axes = axes.transData + axes.transAxes.inverted()
     wanted = [min(1.0, max(0.0, float(to_axes.transform(ends[name])[1]))) for name in names]
-    places = spread(wanted, [0.055 * (text.count("\n") + 1) + 0.012 for text in texts])
+    places = spread(wanted, [0.05 * (text.count("\n") + 1) + 0.012 for text in texts])
     for name, text, place in zip(names, texts, places, strict=True):
         colour = look[name].colour
         axes.annotate(

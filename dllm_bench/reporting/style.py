@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Look", "looks", "spread", "stacked"]
+__all__ = ["LONG_NOTE", "Look", "looks", "noted", "spread", "stacked"]
 
 # Okabe and Ito's palette without its yellow, which is too pale on paper; the reference is black
 _REFERENCE = "#000000"
@@ -14,6 +14,9 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _MARKERS = ("s", "^", "D", "v", "P", "X", "o")
 _BREAKS = re.compile(r"(?=\+|\(| )|(?<=,)")
 _LINES = ("-", "--", "-.", ":")
+_MARKS = "†‡§¶"
+LONG_NOTE = 24
+"""Letters in brackets that may stand beside a name; longer ones are told below."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Look:
 def looks(labels: Iterable[str], reference: str) -> dict[str, Look]:
     """A look per label, by the alphabet; labels that start with `reference` come first and are black."""
     ordered = sorted(set(labels))
-    first = [label for label in ordered if label.split(" [")[0] == reference]
+    first = [label for label in ordered if label.split(" [")[0].rstrip(_MARKS) == reference]
     rest = [label for label in ordered if label not in first]
     made = {label: Look(_REFERENCE, "o", _LINES[i % len(_LINES)], 9.5) for i, label in enumerate(first)}
     for i, label in enumerate(rest):
@@ -37,6 +40,19 @@ def looks(labels: Iterable[str], reference: str) -> dict[str, Look]:
         line = _LINES[turn % len(_LINES)]
         made[label] = Look(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], line, max(4.0, 7.0 - 0.5 * i))
     return made
+
+
+def noted(labels: Iterable[str], longest: int = LONG_NOTE) -> tuple[dict[str, str], list[str]]:
+    """Labels whose words in brackets, where longer than `longest`, are a mark behind the name; and what marks mean."""
+    marks: dict[str, str] = {}
+
+    def mark(found: re.Match[str]) -> str:
+        if len(found[1]) <= longest:
+            return found[0]
+        return marks.setdefault(found[1], _MARKS[len(marks) % len(_MARKS)] * (1 + len(marks) // len(_MARKS)))
+
+    names = {label: re.sub(r" \[([^\]]*)\]", mark, label) for label in sorted(set(labels))}
+    return names, [f"{mark} {told}" for told, mark in marks.items()]
 
 
 def stacked(label: str, width: int = 16) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,14 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from dllm_bench.reporting.leaderboard import Cell, Entry, Section
+from dllm_bench.reporting.style import LONG_NOTE, noted
 from dllm_bench.reporting.style import stacked as stacked_label
 from dllm_bench.running.lengths import ctx_name
 
 __all__ = ["describe_decode", "print_sections", "records", "to_csv", "to_json", "to_markdown"]
 
 _ABSENT = "–"
-_MARKS = "†‡§¶"
-_LONG_NOTE = 24
 _USUAL = {
     "remasking": "low_confidence",
     "confidence_dtype": "auto",
@@ -108,7 +106,8 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
     columns = [c for c in every if c.rank <= highest and (c.rank == 0 or _any(section, c.value))]
     failed = any(entry.failed for cell in section.cells for entry in cell.entries)
     apart = len({_subset(section, cell) for cell in section.cells}) > 1
-    names, notes = _noted(section, 0 if stacked else _LONG_NOTE)
+    labels = (entry.label for cell in section.cells for entry in cell.entries)
+    names, notes = noted(labels, 0 if stacked else LONG_NOTE)
     table = Table(
         box=box.SIMPLE_HEAD,
         title=Text(section.setting.title),  # no markup: labels hold brackets
@@ -142,20 +141,6 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
             cells = [*lead, name, *middle, _percent(entry.accuracy), _interval(entry), *numbers[id(entry)]]
             table.add_row(*(Text(text) for text in cells), style=style, end_section=entry is cell.entries[-1])
     return table
-
-
-def _noted(section: Section, longest: int) -> tuple[dict[str, str], list[str]]:
-    """Labels whose words in brackets, where longer than `longest`, are a mark behind the name; and what marks mean."""
-    marks: dict[str, str] = {}
-
-    def mark(found: re.Match[str]) -> str:
-        if len(found[1]) <= longest:
-            return found[0]
-        return marks.setdefault(found[1], _MARKS[len(marks) % len(_MARKS)] * (1 + len(marks) // len(_MARKS)))
-
-    labels = {entry.label for cell in section.cells for entry in cell.entries}
-    names = {label: re.sub(r" \[([^\]]*)\]", mark, label) for label in sorted(labels)}
-    return names, [f"{mark} {told}" for told, mark in marks.items()]
 
 
 def _subset(section: Section, cell: Cell) -> str:
