@@ -44,6 +44,7 @@ reference: $(STAMP)
 	  --plot results/reference/fidelity.png
 	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 512,1k --samples 20
 	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 4k --samples 5
+	$(MODEL) --task gsm8k:mini --samples 200 --steps 48
 	$(MODEL) --task gsm8k:mini --samples 200 --steps 12
 	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 512 --samples 200 --steps 12
 	$(MODEL) --task longbench:mini --ctx 512,1k --samples 200 --steps 8
