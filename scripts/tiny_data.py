@@ -111,7 +111,7 @@ class Batches:
             prompt = document(self.maker, rng, name, length - rng.choice((16, 24, 32)))
             if len(prompt.ids) + len(prompt.answer) <= length:
                 break
-        masked = _masked(rng, length - len(prompt.ids), len(prompt.answer), name.endswith("s"))
+        masked = _masked(rng, length - len(prompt.ids), len(prompt.answer), listing=not all(prompt.scored))
         return self._row(rng, prompt, length, masked, stretch, span)
 
     def _needle(self, rng: random.Random, kind: Kind, length: int, stretch: float, span: int) -> _Row:

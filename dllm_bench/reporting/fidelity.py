@@ -189,10 +189,9 @@ def _table(made: Sequence[Summary], highest: int, stacked: bool) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from dllm_bench.reporting.style import LONG_NOTE, noted
-    from dllm_bench.reporting.style import stacked as stack
+    from dllm_bench.reporting.style import noted
 
-    names, notes = noted((s.label for s in made), 0 if stacked else LONG_NOTE)
+    names, notes = noted((s.label for s in made), narrow=stacked)
     built = Table(
         box=box.SIMPLE_HEAD,
         title="Against the uncached trajectory",
@@ -207,7 +206,7 @@ def _table(made: Sequence[Summary], highest: int, stacked: bool) -> Table:
     lead: list[tuple[str, list[str]]] = [("ctx", [_ABSENT if s.ctx is None else ctx_name(s.ctx) for s in made])]
     if len({s.subset for s in made}) > 1:
         lead.append(("subset", [s.subset for s in made]))
-    lead.append(("method", [stack(names[s.label]) if stacked else names[s.label] for s in made]))
+    lead.append(("method", [names[s.label] for s in made]))
     lead.append(("n", [str(s.samples) for s in made]))
     if any(s.failed for s in made):
         lead.append(("failed", [str(s.failed) for s in made]))

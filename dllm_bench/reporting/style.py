@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LONG_NOTE", "Look", "looks", "noted", "spread", "stacked"]
+__all__ = ["Look", "looks", "noted", "spread", "stacked"]
 
 # Okabe and Ito's palette without its yellow, which is too pale on paper; the reference is black
 _REFERENCE = "#000000"
@@ -15,8 +15,7 @@ _MARKERS = ("s", "^", "D", "v", "P", "X", "o")
 _BREAKS = re.compile(r"(?=\+|\(| )|(?<=,)")
 _LINES = ("-", "--", "-.", ":")
 _MARKS = "†‡§¶"
-LONG_NOTE = 24
-"""Letters in brackets that may stand beside a name; longer ones are told below."""
+_BESIDE = 24  # letters in brackets that may stand beside a name; more are told below
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,12 @@ def looks(labels: Iterable[str], reference: str) -> dict[str, Look]:
     return made
 
 
-def noted(labels: Iterable[str], longest: int = LONG_NOTE) -> tuple[dict[str, str], list[str]]:
-    """Labels whose words in brackets, where longer than `longest`, are a mark behind the name; and what marks mean."""
+def noted(labels: Iterable[str], narrow: bool = False) -> tuple[dict[str, str], list[str]]:
+    """A name for each label, with long words in brackets as a mark behind it; and what the marks mean.
+
+    Where it is `narrow`, all words in brackets are, and names are stacked.
+    """
+    longest = 0 if narrow else _BESIDE
     marks: dict[str, str] = {}
 
     def mark(found: re.Match[str]) -> str:
@@ -52,6 +55,8 @@ def noted(labels: Iterable[str], longest: int = LONG_NOTE) -> tuple[dict[str, st
         return marks.setdefault(found[1], _MARKS[len(marks) % len(_MARKS)] * (1 + len(marks) // len(_MARKS)))
 
     names = {label: re.sub(r" \[([^\]]*)\]", mark, label) for label in sorted(set(labels))}
+    if narrow:
+        names = {label: stacked(name) for label, name in names.items()}
     return names, [f"{mark} {told}" for told, mark in marks.items()]
 
 

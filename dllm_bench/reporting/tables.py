@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dllm_bench.reporting.leaderboard import Cell, Entry, Section
-from dllm_bench.reporting.style import LONG_NOTE, noted
-from dllm_bench.reporting.style import stacked as stacked_label
+from dllm_bench.reporting.style import noted
 from dllm_bench.running.lengths import ctx_name
 
 __all__ = ["describe_decode", "print_sections", "records", "to_csv", "to_json", "to_markdown"]
@@ -106,8 +105,7 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
     columns = [c for c in every if c.rank <= highest and (c.rank == 0 or _any(section, c.value))]
     failed = any(entry.failed for cell in section.cells for entry in cell.entries)
     apart = len({_subset(section, cell) for cell in section.cells}) > 1
-    labels = (entry.label for cell in section.cells for entry in cell.entries)
-    names, notes = noted(labels, 0 if stacked else LONG_NOTE)
+    names, notes = noted((entry.label for cell in section.cells for entry in cell.entries), narrow=stacked)
     table = Table(
         box=box.SIMPLE_HEAD,
         title=Text(section.setting.title),  # no markup: labels hold brackets
@@ -135,10 +133,16 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
         for entry in cell.entries:
             first = entry is cell.entries[0]
             lead = [_ctx(cell) if first else "", *([_subset(section, cell) if first else ""] if apart else [])]
-            name = stacked_label(names[entry.label]) if stacked else names[entry.label]
             middle = [str(entry.n), *([str(entry.failed) if entry.failed else ""] if failed else [])]
             style = "dim" if entry.n == 0 else None
-            cells = [*lead, name, *middle, _percent(entry.accuracy), _interval(entry), *numbers[id(entry)]]
+            cells = [
+                *lead,
+                names[entry.label],
+                *middle,
+                _percent(entry.accuracy),
+                _interval(entry),
+                *numbers[id(entry)],
+            ]
             table.add_row(*(Text(text) for text in cells), style=style, end_section=entry is cell.entries[-1])
     return table
 
