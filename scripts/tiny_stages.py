@@ -117,6 +117,7 @@ LONG = {
     "multivalue": 0.08,
     "multiquery": 0.07,
 }
+NOISE = {"single_1": 0.6, "single_2": 0.2, "noisekey": 0.2}
 SEVERAL = {
     "single_1": 0.05,
     "single_2": 0.04,
@@ -269,6 +270,19 @@ STAGES = [
             Part(LISTS | DOCUMENTS, 4096, 1, share=0.1),
             Part(SEVERAL, 512, 4, share=0.08, stretch=0.4, span=32768),
             Part(LONG | DOCUMENTS, 320, 4, share=0.04, stretch=0.9, span=32768, ghosts=2048),
+        ),
+        FAR,
+    ),
+    # once more what is far: few needles among as many keys as texts of 16k to 64k tokens have
+    Stage(
+        700,
+        (4e-4, 1e-5),
+        (
+            *_parts(problems=0.2, sums=0.02),
+            Part(SEVERAL, 4096, 1, share=0.2),
+            Part(LISTS | DOCUMENTS, 4096, 1, share=0.08),
+            Part(LONG, 320, 4, share=0.25, stretch=0.9, span=65536, ghosts=2048),
+            Part(NOISE, 512, 2, share=0.25, stretch=1.0, span=65536, ghosts=4096),
         ),
         FAR,
     ),
