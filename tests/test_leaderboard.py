@@ -187,14 +187,25 @@ def test_a_cell_names_its_own_subsets() -> None:
     assert "| 1k | single | baseline |" in tables.to_markdown(leaderboard(rows))
 
 
-def board(width: int, rows: list[dict[str, Any]]) -> list[str]:
+def board(width: int, rows: list[dict[str, Any]], *, by_subset: bool = False) -> list[str]:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    tables.print_sections(leaderboard(rows), console)
+    tables.print_sections(leaderboard(rows, by_subset=by_subset), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
 
 LONG = {"method": "fast_dllm+depthweave_kv+wavefilter", "method_label": "fast_dllm+depthweave_kv+wavefilter"}
+
+
+def test_where_the_table_is_narrow_a_subset_has_a_line_of_its_own() -> None:
+    name = "multikey_with_a_long_name"
+    rows = [row for subset in ("single", name) for method in ({}, LONG) for row in rows_of(2, **method, subset=subset)]
+    narrow = [line.split() for line in board(80, rows, by_subset=True)]
+    for subset in ("single", name):
+        place = narrow.index(["512", subset])
+        assert [line[0] for line in narrow[place + 1 : place + 3]] == ["baseline", "fast_dllm"]
+    wide = [line.split()[:3] for line in board(160, rows, by_subset=True)]
+    assert all(["512", subset, "baseline"] in wide for subset in ("single", name))
 
 
 METRICS = [{"strict": 1.0, "flexible": 1.0}, {"strict": 0.0, "flexible": 1.0}]

@@ -118,8 +118,8 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
         padding=(0, 1, 0, 0),
     )
     table.add_column("ctx", justify="right", no_wrap=True, vertical="top")
-    if apart:
-        table.add_column("subset", no_wrap=not stacked, overflow="fold")
+    if apart and not stacked:
+        table.add_column("subset", no_wrap=True)
     table.add_column("method", no_wrap=True)
     table.add_column("n", justify="right", no_wrap=True)
     if failed:
@@ -130,20 +130,17 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
         table.add_column(column.head, justify="right", no_wrap=True)
     numbers = _numbers(section, columns)
     for cell in section.cells:
+        lead = [_ctx(cell), *([_subset(section, cell)] if apart and not stacked else [])]
+        if apart and stacked:  # a line of its own costs no width
+            table.add_row(Text(lead[0]), Text(_subset(section, cell), style="bold"))
+            lead[0] = ""
         for entry in cell.entries:
-            first = entry is cell.entries[0]
-            lead = [_ctx(cell) if first else "", *([_subset(section, cell) if first else ""] if apart else [])]
             middle = [str(entry.n), *([str(entry.failed) if entry.failed else ""] if failed else [])]
+            score = [_percent(entry.accuracy), _interval(entry)]
+            cells = [*lead, names[entry.label], *middle, *score, *numbers[id(entry)]]
             style = "dim" if entry.n == 0 else None
-            cells = [
-                *lead,
-                names[entry.label],
-                *middle,
-                _percent(entry.accuracy),
-                _interval(entry),
-                *numbers[id(entry)],
-            ]
             table.add_row(*(Text(text) for text in cells), style=style, end_section=entry is cell.entries[-1])
+            lead = [""] * len(lead)
     return table
 
 
