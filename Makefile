@@ -42,6 +42,8 @@ reference: $(STAMP)
 	$(REFERENCE) --task gsm8k:mini --samples 30
 	$(BIN)/dllm-bench fidelity --method $(METHODS) --task gsm8k:mini --samples 10 --steps 48 --out results/reference \
 	  --plot results/reference/fidelity.png
+	$(BIN)/dllm-bench fidelity --method $(METHODS) --task ruler_niah --subset multikey_1 --ctx 1k --samples 10 \
+	  --steps 48 --out results/reference --plot results/reference/fidelity_needles.png
 	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 512,1k --samples 20
 	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 4k --samples 5
 	$(MODEL) --task gsm8k:mini --samples 200 --steps 48

@@ -26,7 +26,7 @@ from dllm_bench.decoding.settings import DecodeSettings
 from dllm_bench.decoding.windows import Window
 from dllm_bench.errors import UserError
 from dllm_bench.models.counters import Counters
-from dllm_bench.reporting.fidelity import DRIFTS, first_drift
+from dllm_bench.reporting.fidelity import DRIFTS, ERRORS, first_error
 from dllm_bench.running.fidelity import comparison_rows
 
 LLADA, DREAM = "llada_fastdllm", "dream_fastdllm"
@@ -77,7 +77,7 @@ def test_the_uncached_decode_does_not_differ_from_itself(name: str, cfg_scale: f
             assert {value for row in rows for drift in DRIFTS for value in row[drift]} == {0.0}
         else:
             assert {row[drift] for row in rows for drift in DRIFTS} == {None}, "it holds nothing that could drift"
-        assert first_drift(rows, 0.0) is None
+        assert first_error(rows, 0.0) is None
         assert {row["mass_kept"] for row in rows} == {row["needles_kept"] for row in rows} == {None}
 
 
@@ -111,11 +111,11 @@ def drifting(layer: int, step: int, what: str) -> type[Method]:
 def test_planted_drift_is_named(name: str, layer: int, step: int, what: str) -> None:
     found = compared(name, drifting(layer, step, what))
     rows = ok_rows(found)
-    assert first_drift(rows, 1e-4) == (layer, step)
+    assert first_error(rows, 1e-4) == (layer, step)
     column = "key_drift_prompt" if what == "k" else "value_drift_prompt"
     assert rows[step][column][layer] == pytest.approx(0.05, rel=1e-4)
     assert [row["kl_max"] > 0 for row in rows] == [i >= step for i in range(len(rows))]
-    assert first_drift(rows, 10.0) is None
+    assert first_error(rows, 10.0) is None
 
 
 @both_families
@@ -320,12 +320,14 @@ def replace_response(canvas: Canvas, response: list[int]) -> Canvas:
     return made
 
 
-def test_the_first_drift_is_the_earliest_and_then_the_lowest() -> None:
-    row = {"status": "ok", **dict.fromkeys(DRIFTS)}
+def test_the_first_error_is_the_earliest_and_then_the_lowest() -> None:
+    row = {"status": "ok", **dict.fromkeys(ERRORS)}
     rows = [
         {**row, "step": 4, "key_drift_prompt": [0.2, 0.0, 0.0]},
         {**row, "step": 3, "key_drift_response": [0.0, None, 0.3], "value_drift_prompt": [0.01, 0.2, 0.3]},
         {"status": "error", "step": None},
     ]
-    assert first_drift(rows, 0.1) == (1, 3) and first_drift(rows, 0.25) == (2, 3)
-    assert first_drift(rows, 0.001) == (0, 3) and first_drift(rows, math.inf) is None
+    assert first_error(rows, 0.1) == (1, 3) and first_error(rows, 0.25) == (2, 3)
+    assert first_error(rows, 0.001) == (0, 3) and first_error(rows, math.inf) is None
+    rows.append({**row, "step": 2, "mass_kept": [None, 0.95, 0.7]})
+    assert first_error(rows, 0.01) == (1, 2) and first_error(rows, 0.1) == (2, 2), "what is not read is an error too"

@@ -19,7 +19,7 @@ from dllm_bench.errors import UserError
 from dllm_bench.methods.fast_dllm import FastDllm
 from dllm_bench.models.text import TextCodec
 from dllm_bench.reporting.fidelity import DRIFTS, summaries
-from dllm_bench.reporting.fidelity_figure import draw, drift_grid
+from dllm_bench.reporting.fidelity_figure import draw, error_grid
 from dllm_bench.running import fidelity as running
 from dllm_bench.running.fidelity_schema import FIDELITY
 from dllm_bench.running.schema import new_row
@@ -199,6 +199,7 @@ def test_numbers_of_a_summary() -> None:
     assert made.kl_mean == pytest.approx((0.5 * 4 + 0.1 * 12) / 16) and made.kl_max == 7.0
     assert (made.drift_prompt, made.drift_response) == (0.3, 0.2)
     assert made.mass_kept == pytest.approx(0.7) and made.needles_kept == 1.0
+    assert made.error_start == (0, 0), "the filter left out 30 % in the lowest layer before anything drifted"
 
 
 def test_options_are_told_apart() -> None:
@@ -209,15 +210,22 @@ def test_options_are_told_apart() -> None:
 def test_the_figure_is_the_mean_by_layer_and_step() -> None:
     rows = [
         fidelity_row(0, key_drift_prompt=[0.0, 0.2]),
-        fidelity_row(1, key_drift_prompt=[0.1, 0.4]),
+        fidelity_row(1, key_drift_prompt=[0.1, 0.4], mass_kept=[None, 0.75]),
         fidelity_row(0, index=1, key_drift_prompt=[0.2, None]),
     ]
     (made,) = summaries([new_row(row, FIDELITY) for row in rows])
-    assert drift_grid(made, "key_drift_prompt") == [[0.1, 0.1], [0.2, 0.4]]
-    assert drift_grid(made, "value_drift_prompt") == []
+    assert error_grid(made, "key_drift_prompt") == [[0.1, 0.1], [0.2, 0.4]]
+    assert error_grid(made, "value_drift_prompt") == []
+    assert error_grid(made, "mass_kept") == [[None, None], [None, 0.25]]
     figure = draw([made])
     maps = [axes for axes in figure.axes if axes.images]
-    assert [axes.images[0].get_array().shape for axes in maps] == [(2, 2)]
+    assert [axes.images[0].get_array().shape for axes in maps] == [(2, 2), (2, 2)]
     assert sum(text.get_text() == "not held" for axes in figure.axes for text in axes.texts) == 3
-    with pytest.raises(UserError, match="no drift to draw"):
+    assert figure.axes[0].get_ylabel() == f"{made.label} · 512\nlayer", "one subset needs no name"
+    two = [made, summaries([new_row({**row, "subset": "other"}, FIDELITY) for row in rows])[0]]
+    assert [axes.get_ylabel().split("\n")[1:] for axes in draw(two).axes[:10:5]] == [
+        ["single", "layer"],
+        ["other", "layer"],
+    ]
+    with pytest.raises(UserError, match="no error to draw"):
         draw(summaries([new_row(fidelity_row(0), FIDELITY)]))

@@ -22,7 +22,7 @@ __all__ = ["fidelity"]
 
 Plot = Annotated[
     Path | None,
-    typer.Option(metavar="FIG", help="Draw drift per layer and step: .png, .svg or .pdf.", show_default=False),
+    typer.Option(metavar="FIG", help="Draw errors per layer and step: .png, .svg or .pdf.", show_default=False),
 ]
 
 

@@ -15,15 +15,29 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["COLUMNS_READ", "DRIFTS", "TOLERANCE", "Summary", "first_drift", "print_table", "samples_of", "summaries"]
+__all__ = [
+    "COLUMNS_READ",
+    "DRIFTS",
+    "ERRORS",
+    "TOLERANCE",
+    "Summary",
+    "errors",
+    "first_error",
+    "print_table",
+    "samples_of",
+    "summaries",
+]
 
 Row = Mapping[str, Any]
 
 DRIFTS = ("key_drift_prompt", "key_drift_response", "value_drift_prompt", "value_drift_response")
 """Columns with one relative distance per layer."""
 
+ERRORS = (*DRIFTS, "mass_kept")
+"""Columns that tell, per layer, what a method has wrong: what it holds, and what it does not read."""
+
 TOLERANCE = 0.01
-"""Relative drift from which on the table says where it begins."""
+"""Relative drift, or share of the attention that is not read, from which on the table says where it begins."""
 
 _CELL = ("nominal_ctx", "subset", "method_label")
 _SETTING = ("model", "model_fingerprint", "dtype", "device_type", "decode_settings", "task_options", "method_options")
@@ -48,7 +62,7 @@ class Summary:
         kl_mean, kl_max: over all candidates of all passes.
         drift_prompt, drift_response: of the deepest layer behind the last pass, the larger one of keys and values; mean
             over samples.
-        drift_start: where drift of more than TOLERANCE begins, as (layer, step): the earliest of all samples.
+        error_start: where errors of more than TOLERANCE begin, as (layer, step): the earliest of all samples.
         mass_kept, needles_kept: mean over the passes and layers that read a selection.
         rows: its rows.
     """
@@ -64,7 +78,7 @@ class Summary:
     kl_max: float | None
     drift_prompt: float | None
     drift_response: float | None
-    drift_start: tuple[int, int] | None
+    error_start: tuple[int, int] | None
     mass_kept: float | None
     needles_kept: float | None
     rows: tuple[Row, ...]
@@ -79,15 +93,22 @@ def samples_of(rows: Iterable[Row]) -> list[list[Row]]:
     return [sorted(passes, key=lambda row: row["step"]) for passes in by_key.values()]
 
 
-def first_drift(rows: Iterable[Row], tolerance: float) -> tuple[int, int] | None:
-    """Where drift begins: (layer, step) of the first step in which a layer's keys or values are further than
-    `tolerance` from the exact ones, and of the lowest such layer: those above it drift with it. None: nowhere."""
+def errors(row: Row, column: str) -> list[float | None]:
+    """One of ERRORS, per layer: a relative drift, or the share of the exact attention that is not read."""
+    values = row[column] or ()
+    return [None if v is None else 1.0 - v for v in values] if column == "mass_kept" else list(values)
+
+
+def first_error(rows: Iterable[Row], tolerance: float) -> tuple[int, int] | None:
+    """Where errors begin: (layer, step) of the first step in which a layer's keys or values are further than
+    `tolerance` from the exact ones, or more than that of its attention is not read, and of the lowest such layer:
+    those above it inherit its error. None: nowhere."""
     found = [
         (row["step"], layer)
         for row in rows
         if row["status"] == "ok"
-        for name in DRIFTS
-        for layer, value in enumerate(row[name] or ())
+        for name in ERRORS
+        for layer, value in enumerate(errors(row, name))
         if value is not None and value > tolerance
     ]
     if not found:
@@ -125,7 +146,7 @@ def _summary(rows: Sequence[Row]) -> Summary:
         kl_max=max((row["kl_max"] for row in passes if row["kl_max"] is not None), default=None),
         drift_prompt=_mean(_last_drift(sample, "prompt") for sample in samples),
         drift_response=_mean(_last_drift(sample, "response") for sample in samples),
-        drift_start=first_drift(rows, TOLERANCE),
+        error_start=first_error(rows, TOLERANCE),
         mass_kept=_mean(value for row in passes for value in row["mass_kept"] or ()),
         needles_kept=_mean(value for row in passes for value in row["needles_kept"] or ()),
         rows=tuple(rows),
@@ -163,7 +184,7 @@ _COLUMNS = (
     _Column("KL\nmax", lambda s: _small(s.kl_max), 3),
     _Column("drift %\nprompt", lambda s: _percent(s.drift_prompt)),
     _Column("drift %\nresp.", lambda s: _percent(s.drift_response), 2),
-    _Column("drift from\nlayer, step", lambda s: _place(s.drift_start), 1),
+    _Column("error from\nlayer, step", lambda s: _place(s.error_start), 1),
     _Column("mass\nkept %", lambda s: _percent(s.mass_kept)),
     _Column("needles\nkept %", lambda s: _percent(s.needles_kept)),
 )
@@ -226,8 +247,8 @@ def _caption(made: Sequence[Summary], highest: int) -> Iterator[str]:
     yield "KL of the window's distributions from the exact ones on the same canvas, in nats"
     if any(s.drift_prompt is not None or s.drift_response is not None for s in made):
         yield "drift of the deepest layer behind the last pass, the larger one of keys and values"
-    if highest >= 1 and any(s.drift_start is not None for s in made):
-        yield f"drift from: first step with a drift above {TOLERANCE:.0%}, and the lowest layer that has it there"
+    if highest >= 1 and any(s.error_start is not None for s in made):
+        yield f"error from: first step with a drift, or attention not read, above {TOLERANCE:.0%}; its lowest layer"
     if any(s.mass_kept is not None for s in made):
         yield "kept: of what the filter could have read, in passes that read a selection"
     steps = [row["block_step"] for s in made for row in s.rows if row["block_step"] is not None]

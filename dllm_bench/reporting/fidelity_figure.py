@@ -1,4 +1,4 @@
-"""The figure of fidelity: how far keys and values drift, per layer and step."""
+"""The figure of fidelity: how far keys and values drift, and what is not read, per layer and step."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.errors import UserError
-from dllm_bench.reporting.fidelity import DRIFTS, Summary, samples_of
+from dllm_bench.reporting.fidelity import ERRORS, Summary, errors, samples_of
 from dllm_bench.reporting.figures import check_ending, style, write
+from dllm_bench.reporting.style import noted
 from dllm_bench.running.lengths import ctx_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "drift_grid", "save"]
+__all__ = ["draw", "error_grid", "save"]
 
-_TITLES = ("keys of the prompt", "keys of the response", "values of the prompt", "values of the response")
-_WIDTH, _ROW_HEIGHT, _EXTRA_HEIGHT = 10.0, 1.45, 0.75
-_DECADES = 3  # of the colour scale; smaller drifts look like the smallest
+_TITLES = (
+    *("keys of the prompt", "keys of the response", "values of the prompt", "values of the response"),
+    "attention not read",
+)
+_NOTHING = (*["not held"] * 4, "reads all")
+_WIDTH, _ROW_HEIGHT, _EXTRA_HEIGHT = 11.5, 1.45, 0.75
+_DECADES = 3  # of the colour scale; smaller errors look like the smallest
 _GREY = "#e4e4e4"
 
 
 def save(made: Sequence[Summary], file: Path) -> None:
-    """Draws the drift of every method and context into `file`. Raises UserError where no memory held all positions."""
+    """Draws the errors of every method and context into `file`. Raises UserError where there is nothing to draw."""
     check_ending(file)
     with style():
         write(draw(made), file)
 
 
-def drift_grid(summary: Summary, column: str) -> list[list[float | None]]:
-    """Mean drift over samples, [layer][step]; None where no sample has one. Samples that have ended do not count."""
+def error_grid(summary: Summary, column: str) -> list[list[float | None]]:
+    """Mean over samples of one of ERRORS, [layer][step]; None where none has one. Samples that ended do not count."""
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for row in (row for sample in samples_of(summary.rows) for row in sample):
-        for layer, value in enumerate(row[column] or ()):
+        for layer, value in enumerate(errors(row, column)):
             if value is not None:
                 found[layer, row["step"]].append(value)
     if not found:
@@ -47,41 +52,45 @@ def drift_grid(summary: Summary, column: str) -> list[list[float | None]]:
 
 
 def draw(made: Sequence[Summary]) -> Figure:
-    """A row of four heat maps per method and context, all on one logarithmic scale."""
+    """A row of heat maps per method and context, all on one logarithmic scale."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    grids = [(one, [drift_grid(one, column) for column in DRIFTS]) for one in made]
+    grids = [(one, [error_grid(one, column) for column in ERRORS]) for one in made]
     grids = [(one, maps) for one, maps in grids if any(maps)]
     if not grids:
-        raise UserError("there is no drift to draw: none of the methods holds keys and values of all positions")
+        raise UserError(
+            "there is no error to draw: no method holds keys and values of all positions, or leaves any out"
+        )
+    apart = len({one.subset for one, _ in grids}) > 1
+    names, notes = noted((one.label for one, _ in grids), narrow=True)
     norm = _scale([value for _, maps in grids for grid in maps for line in grid for value in line if value is not None])
     figure = Figure(
         figsize=(_WIDTH, _ROW_HEIGHT * len(grids) + _EXTRA_HEIGHT),
         layout=ConstrainedLayoutEngine(wspace=0.03, hspace=0.05),
     )
-    axes = figure.subplots(len(grids), len(DRIFTS), squeeze=False, sharey="row", sharex="row")
+    axes = figure.subplots(len(grids), len(ERRORS), squeeze=False, sharey="row", sharex="row")
     image: Any = None
     for y, (one, maps) in enumerate(grids):
         for x, grid in enumerate(maps):
-            image = _map(axes[y, x], grid, norm) or image
+            image = _map(axes[y, x], grid, norm, _NOTHING[x]) or image
             if y == 0:
                 axes[y, x].set_title(_TITLES[x], fontsize=9)
             if y + 1 == len(grids):
                 axes[y, x].set_xlabel("step")
-        axes[y, 0].set_ylabel(f"{_name(one)}\nlayer", fontsize=8)
+        axes[y, 0].set_ylabel(f"{names[one.label]}{_where(one, apart)}\nlayer", fontsize=8)
     bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=10 + 12 * len(grids), shrink=0.95, extend="min")
-    bar.set_label("drift from exact,\nmean over samples", fontsize=8)
+    bar.set_label("drift from exact, or share not read;\nmean over samples", fontsize=8)
     bar.outline.set_visible(False)
     _percents(bar.ax)
+    if notes:
+        figure.supxlabel("\n".join(notes), x=0.01, ha="left", fontsize=8)
     return figure
 
 
-def _name(one: Summary) -> str:
-    from dllm_bench.reporting.style import stacked
-
+def _where(one: Summary, apart: bool) -> str:
     ctx = "" if one.ctx is None else f" · {ctx_name(one.ctx)}"
-    return stacked(one.label, 22) + ctx
+    return f"{ctx}\n{one.subset}" if apart else ctx
 
 
 def _scale(values: Sequence[float]) -> Any:
@@ -94,7 +103,8 @@ def _scale(values: Sequence[float]) -> Any:
     return LogNorm(vmin=min(low, top / 10), vmax=top, clip=True)
 
 
-def _map(axes: Axes, grid: Sequence[Sequence[float | None]], norm: Any) -> Any:
+def _map(axes: Axes, grid: Sequence[Sequence[float | None]], norm: Any, nothing: str) -> Any:
+    """`nothing`: what an empty grid says."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_facecolor(_GREY)
@@ -104,7 +114,7 @@ def _map(axes: Axes, grid: Sequence[Sequence[float | None]], norm: Any) -> Any:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     if not grid:
-        axes.text(0.5, 0.5, "not held", transform=axes.transAxes, ha="center", va="center", fontsize=8, color="#666666")
+        axes.text(0.5, 0.5, nothing, transform=axes.transAxes, ha="center", va="center", fontsize=8, color="#666666")
         return None
     # no drift at all is the smallest colour, not a hole
     numbers = [[math.nan if value is None else max(value, norm.vmin) for value in line] for line in grid]
