@@ -159,6 +159,14 @@ def test_subsets_are_taken_together_only_where_all_methods_ran_them() -> None:
     assert [cell.subset for cell in leaderboard(both, by_subset=True)[0].cells] == ["multi", "single"]
 
 
+def test_subsets_with_a_file_each_share_a_table_and_two_versions_of_one_do_not() -> None:
+    files = [*rows_of(2, task_data="file:a:1"), *rows_of(2, subset="multi", task_data="file:b:2")]
+    section = only(files)
+    assert section.subsets == ("multi", "single") and section.setting.marks == ()
+    both = leaderboard([*files, *rows_of(2, task_data="file:a:3", **FAST)])
+    assert [s.setting.marks for s in both] == [(f"task_data file:{name}",) for name in ("a:1", "a:3", "b:2")]
+
+
 def test_the_baseline_stands_first_and_alike_labels_are_told_apart() -> None:
     other = json.dumps({"block_length": 32, "gen_length": 64, "threshold": 0.5})
     rows = [*rows_of(2, **FAST), *rows_of(2, **FAST, decode_settings=other, decode_seconds=1.0), *rows_of(2, score=0.0)]

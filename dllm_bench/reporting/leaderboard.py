@@ -28,8 +28,8 @@ _HIDDEN = (
     "codec",
     "task_version",
     "task_options",
-    "task_data",
     "package_version",
+    "task_data",
 )
 _PARTS = ("tokenisation", "dense", "partial", "commit")
 _MEASURES = (
@@ -155,17 +155,30 @@ def leaderboard(rows: Iterable[Row], *, by_subset: bool = False) -> list[Section
 
     Subsets are taken together where all methods of a cell ran the same ones, else (and with `by_subset`) apart.
     """
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[_setting_key(row)].append(row)
+    groups = _by_setting(rows)
     order = sorted(groups, key=lambda key: tuple(str(part) for part in key))
     return [_section(key, groups[key], order, by_subset) for key in order]
 
 
+def _by_setting(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by setting. Subsets with a data file each are of one setting, unless one of them ran on two files."""
+    alike: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[_setting_key(row)].append(row)
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for key, members in alike.items():
+        files = {(row["subset"], row["task_data"]) for row in members}
+        mixed = len(files) > len({subset for subset, _ in files})
+        for row in members:
+            groups[*key, row["task_data"] if mixed else None].append(row)
+    return groups
+
+
 def _setting_key(row: Row) -> tuple[Any, ...]:
+    """All of a setting but its data, which stands last."""
     # the number of threads belongs to a CPU; for an accelerator it only feeds the device
     threads = row["threads"] if row["device_type"] == "cpu" else None
-    return (*(row[name] for name in _SHOWN[:-1]), threads, *(row[name] for name in _HIDDEN))
+    return (*(row[name] for name in _SHOWN[:-1]), threads, *(row[name] for name in _HIDDEN[:-1]))
 
 
 def _section(key: tuple[Any, ...], rows: Sequence[Row], keys: Sequence[tuple[Any, ...]], by_subset: bool) -> Section:
