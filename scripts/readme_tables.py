@@ -1,0 +1,93 @@
+"""Writes the tables of README.md that show what was measured, from the rows of results/model and results/reference.
+
+python scripts/readme_tables.py             # `make reference` calls it; rewrites what stands between <!-- NAME -->
+                                            # and <!-- end -->
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tiny_card import found_in, rule
+
+from dllm_bench.reporting import fidelity, tables
+from dllm_bench.reporting.leaderboard import COLUMNS_READ, leaderboard
+from dllm_bench.running.fidelity_schema import FIDELITY
+from dllm_bench.running.lengths import ctx_name
+from dllm_bench.running.store import Store
+
+ROOT = Path(__file__).parents[1]
+MODEL, REFERENCE = ROOT / "results/model", ROOT / "results/reference"
+WIDTH = 92
+USUAL = 200
+"""Samples of a cell; other numbers are told."""
+
+RULES = ("threshold 0.9", "4 tokens a pass")
+
+
+def accuracy() -> str:
+    """A line per subset, a column per context: percent right by the one rule and by the other."""
+    found = {(r["task"], r["subset"], r["ctx"], rule(r["decode_settings"])): r for r in found_in(MODEL)}
+    lengths = sorted({ctx for _, _, ctx, _ in found}, key=lambda ctx: ctx or 0)
+    heads = ["its own" if ctx is None else ctx_name(ctx) for ctx in lengths]
+    lines = [["context", *heads], ["---"] * (1 + len(heads))]
+    for task, subset in dict.fromkeys((task, subset) for task, subset, *_ in found):
+        cells = [[found.get((task, subset, ctx, name)) for name in RULES] for ctx in lengths]
+        lines.append([f"`{task}` `{subset}`", *(" / ".join(map(percent, both)) if any(both) else "" for both in cells)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def percent(record: dict[str, Any] | None) -> str:
+    if record is None:
+        return "–"
+    told = f"{100 * record['accuracy']:.1f}".removesuffix(".0")
+    return told if record["n"] == USUAL else f"{told} (n {record['n']})"
+
+
+def board(task: str) -> str:
+    """The leaderboard's table of one task."""
+    sections = [s for s in leaderboard(Store(REFERENCE).read(COLUMNS_READ)) if s.setting.task == task]
+    return printed(lambda console: tables.print_sections(sections, console))
+
+
+def against(task: str) -> str:
+    """The fidelity table of one task."""
+    rows = [row for row in Store(REFERENCE, FIDELITY).read(fidelity.COLUMNS_READ) if row["task"] == task]
+    return printed(lambda console: fidelity.print_table(fidelity.summaries(rows), console))
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    console = Console(width=WIDTH, file=(out := io.StringIO()), force_terminal=False)
+    show(console)
+    lines = (line.rstrip() for line in out.getvalue().rstrip().splitlines())
+    return "\n".join(["```", *lines, "```"])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "accuracy": accuracy,
+    "problems": lambda: board("gsm8k"),
+    "problems, fidelity": lambda: against("gsm8k"),
+    "needles": lambda: board("ruler_niah"),
+    "needles, fidelity": lambda: against("ruler_niah"),
+}
+
+
+def filled(text: str, parts: Iterable[str] = PARTS) -> str:
+    """README with these parts made anew. Raises ValueError where it has no place for one of them."""
+    for name in parts:
+        place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not place.search(text):
+            raise ValueError(f"README.md has no '<!-- {name} -->' with an '<!-- end -->' behind it")
+        made = PARTS[name]()
+        text = place.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)  # type: ignore[misc]
+    return text
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
