@@ -6,6 +6,7 @@ python scripts/readme_tables.py             # `make reference` calls it; rewrite
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
 from collections.abc import Callable, Iterable
@@ -32,7 +33,12 @@ RULES = ("threshold 0.9", "4 tokens a pass")
 
 def accuracy() -> str:
     """A line per subset, a column per context: percent right by the one rule and by the other."""
-    found = {(r["task"], r["subset"], r["ctx"], rule(r["decode_settings"])): r for r in found_in(MODEL)}
+    found: dict[tuple[str, str, int | None, str], dict[str, Any]] = {}
+    for record in found_in(MODEL):
+        cell = (record["task"], record["subset"], record["ctx"], rule(record["decode_settings"]))
+        if cell in found:
+            raise ValueError(f"{MODEL} has more than one score for {cell}: rows of different machines or versions")
+        found[cell] = record
     lengths = sorted({ctx for _, _, ctx, _ in found}, key=lambda ctx: ctx or 0)
     heads = ["its own" if ctx is None else ctx_name(ctx) for ctx in lengths]
     lines = [["context", *heads], ["---"] * (1 + len(heads))]
@@ -52,12 +58,16 @@ def percent(record: dict[str, Any] | None) -> str:
 def board(task: str) -> str:
     """The leaderboard's table of one task."""
     sections = [s for s in leaderboard(Store(REFERENCE).read(COLUMNS_READ)) if s.setting.task == task]
+    if not sections:
+        raise ValueError(f"{REFERENCE} has no rows of {task}")
     return printed(lambda console: tables.print_sections(sections, console))
 
 
 def against(task: str) -> str:
     """The fidelity table of one task."""
     rows = [row for row in Store(REFERENCE, FIDELITY).read(fidelity.COLUMNS_READ) if row["task"] == task]
+    if not rows:
+        raise ValueError(f"{REFERENCE} has no fidelity rows of {task}")
     return printed(lambda console: fidelity.print_table(fidelity.summaries(rows), console))
 
 
@@ -88,6 +98,11 @@ def filled(text: str, parts: Iterable[str] = PARTS) -> str:
     return text
 
 
-if __name__ == "__main__":
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     readme = ROOT / "README.md"
     readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from dllm_bench.errors import UserError
 from dllm_bench.methods.fast_dllm import FastDllm
 from dllm_bench.models.text import TextCodec
 from dllm_bench.reporting.fidelity import DRIFTS, summaries
-from dllm_bench.reporting.fidelity_figure import draw, error_grid
+from dllm_bench.reporting.fidelity_figure import draw, error_grids
 from dllm_bench.running import fidelity as running
 from dllm_bench.running.fidelity_schema import FIDELITY
 from dllm_bench.running.schema import new_row
@@ -210,22 +210,29 @@ def test_options_are_told_apart() -> None:
 def test_the_figure_is_the_mean_by_layer_and_step() -> None:
     rows = [
         fidelity_row(0, key_drift_prompt=[0.0, 0.2]),
-        fidelity_row(1, key_drift_prompt=[0.1, 0.4], mass_kept=[None, 0.75]),
+        fidelity_row(1, key_drift_prompt=[0.1, 0.4]),
         fidelity_row(0, index=1, key_drift_prompt=[0.2, None]),
     ]
     (made,) = summaries([new_row(row, FIDELITY) for row in rows])
-    assert error_grid(made, "key_drift_prompt") == [[0.1, 0.1], [0.2, 0.4]]
-    assert error_grid(made, "value_drift_prompt") == []
-    assert error_grid(made, "mass_kept") == [[None, None], [None, 0.25]]
+    assert error_grids(made) == [[[0.1, 0.1], [0.2, 0.4]], [], [], [], []]
     figure = draw([made])
-    maps = [axes for axes in figure.axes if axes.images]
-    assert [axes.images[0].get_array().shape for axes in maps] == [(2, 2), (2, 2)]
-    assert sum(text.get_text() == "not held" for axes in figure.axes for text in axes.texts) == 3
+    assert [axes.images[0].get_array().shape for axes in figure.axes if axes.images] == [(2, 2)]
+    said = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert said == ["not held"] * 3 + ["reads all"]
     assert figure.axes[0].get_ylabel() == f"{made.label} · 512\nlayer", "one subset needs no name"
     two = [made, summaries([new_row({**row, "subset": "other"}, FIDELITY) for row in rows])[0]]
-    assert [axes.get_ylabel().split("\n")[1:] for axes in draw(two).axes[:10:5]] == [
-        ["single", "layer"],
-        ["other", "layer"],
-    ]
+    told = [axes.get_ylabel().split("\n")[-2:] for axes in draw(two).axes[:10:5]]
+    assert told == [["512 single", "layer"], ["512 other", "layer"]]
     with pytest.raises(UserError, match="no error to draw"):
         draw(summaries([new_row(fidelity_row(0), FIDELITY)]))
+
+
+def test_what_is_not_read_is_drawn_over_all_layers_and_steps() -> None:
+    rows = [fidelity_row(step, key_drift_prompt=[0.1, 0.2, 0.3]) for step in range(4)]
+    rows[1]["mass_kept"] = [None, 0.75, None]
+    (made,) = summaries([new_row(row, FIDELITY) for row in rows])
+    drift, *_, unread = error_grids(made)
+    assert [len(drift), len(drift[0])] == [len(unread), len(unread[0])] == [3, 4]
+    assert unread == [[0, 0, 0, 0], [0, 0.25, 0, 0], [0, 0, 0, 0]], "a pass that reads all leaves nothing out"
+    shown = [axes for axes in draw([made]).axes if axes.images]
+    assert [(axes.get_xlim(), axes.get_ylim()) for axes in shown] == [((-0.5, 3.5), (-0.5, 2.5))] * 2

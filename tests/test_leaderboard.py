@@ -167,6 +167,45 @@ def test_subsets_with_a_file_each_share_a_table_and_two_versions_of_one_do_not()
     assert [s.setting.marks for s in both] == [(f"task_data file:{name}",) for name in ("a:1", "a:3", "b:2")]
 
 
+def test_tables_on_other_data_say_so() -> None:
+    old = rows_of(2, package_version="0.1", task_data="file:a:1")
+    new = rows_of(2, package_version="0.2", task_data="file:a:3")
+    marks = [section.setting.marks for section in leaderboard([*old, *new])]
+    assert marks == [(f"package_version 0.{i}", f"task_data file:a:{d}") for i, d in ((1, 1), (2, 3))]
+
+
+def test_budgets_of_subsets_are_no_part_of_a_label() -> None:
+    budgets = {"short": 32, "long": 64}
+
+    def rows(steps: dict[str, int]) -> list[dict[str, Any]]:
+        return [
+            row
+            for subset, gen in budgets.items()
+            for method in ({}, FAST)
+            for row in rows_of(
+                2,
+                **method,
+                subset=subset,
+                decode_settings=json.dumps({"gen_length": gen, "block_length": 32, "steps": steps[subset]}),
+            )
+        ]
+
+    def labels(rows: list[dict[str, Any]]) -> set[str]:
+        section = only(rows)
+        assert [cell.subset for cell in section.cells] == ["long", "short"]
+        return {entry.label for cell in section.cells for entry in cell.entries}
+
+    assert labels(rows(budgets)) == {"baseline", "fast_dllm"}
+    other = labels(rows({"short": 8, "long": 64}))
+    assert other == {f"{m} [steps={n}]" for m in ("baseline", "fast_dllm") for n in (8, 64)}, "another pace is told"
+
+
+def test_unequal_subsets_are_told_to_be_averaged_over_samples() -> None:
+    said = "score: mean over samples"
+    assert said in "\n".join(board(100, [*rows_of(2), *rows_of(3, subset="multi")]))
+    assert said not in "\n".join(board(100, [*rows_of(2), *rows_of(2, subset="multi")]))
+
+
 def test_the_baseline_stands_first_and_alike_labels_are_told_apart() -> None:
     other = json.dumps({"block_length": 32, "gen_length": 64, "threshold": 0.5})
     rows = [*rows_of(2, **FAST), *rows_of(2, **FAST, decode_settings=other, decode_seconds=1.0), *rows_of(2, score=0.0)]
@@ -212,6 +251,8 @@ def test_where_the_table_is_narrow_a_subset_has_a_line_of_its_own() -> None:
     for subset in ("single", name):
         place = narrow.index(["512", subset])
         assert [line[0] for line in narrow[place + 1 : place + 3]] == ["baseline", "fast_dllm"]
+    many = [row for i in range(6) for row in rows_of(2, subset=f"multikey_{i}", nominal_ctx=4096)]
+    assert "…" not in "\n".join(board(80, [*rows, *many])), "names of several subsets take several lines"
     wide = [line.split()[:3] for line in board(160, rows, by_subset=True)]
     assert all(["512", subset, "baseline"] in wide for subset in ("single", name))
 

@@ -62,7 +62,7 @@ def fidelity(
     chat_template: flags.Template = "auto",
     revision: flags.Revision = None,
 ) -> None:
-    """Compare methods with the uncached trajectory, pass by pass: tokens, logits, drift of keys and values."""
+    """Compare methods with the uncached trajectory, pass by pass: tokens, logits, drift, what is not read."""
     given = locals()
     from dllm_bench.running.task import TASKS
 

@@ -182,9 +182,9 @@ _COLUMNS = (
     _Column("differs\nat step", lambda s: _step(s.first_divergent_step), 1),
     _Column("KL\nmean", lambda s: _small(s.kl_mean)),
     _Column("KL\nmax", lambda s: _small(s.kl_max), 3),
-    _Column("drift %\nprompt", lambda s: _percent(s.drift_prompt)),
+    _Column("drift %\nprompt", lambda s: _percent(s.drift_prompt), 1),
     _Column("drift %\nresp.", lambda s: _percent(s.drift_response), 2),
-    _Column("error from\nlayer, step", lambda s: _place(s.error_start), 1),
+    _Column("error from\nlayer, step", lambda s: _place(s.error_start)),
     _Column("mass\nkept %", lambda s: _percent(s.mass_kept)),
     _Column("needles\nkept %", lambda s: _percent(s.needles_kept)),
 )
@@ -245,12 +245,12 @@ def _caption(made: Sequence[Summary], highest: int) -> Iterator[str]:
     if highest >= 1:
         yield "differs: median over samples of the first pass with other commits, from 0"
     yield "KL of the window's distributions from the exact ones on the same canvas, in nats"
-    if any(s.drift_prompt is not None or s.drift_response is not None for s in made):
+    if highest >= 1 and any(s.drift_prompt is not None or s.drift_response is not None for s in made):
         yield "drift of the deepest layer behind the last pass, the larger one of keys and values"
-    if highest >= 1 and any(s.error_start is not None for s in made):
+    if any(s.error_start is not None for s in made):
         yield f"error from: first step with a drift, or attention not read, above {TOLERANCE:.0%}; its lowest layer"
     if any(s.mass_kept is not None for s in made):
-        yield "kept: of what the filter could have read, in passes that read a selection"
+        yield "kept: of the exact attention, of the needles' tokens over the heads; in passes that read a selection"
     steps = [row["block_step"] for s in made for row in s.rows if row["block_step"] is not None]
     if steps and not any(steps):
         yield "every block took one pass, so nothing was asked of a cache: --tokens-per-pass 1 makes more passes"

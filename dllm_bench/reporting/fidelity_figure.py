@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "error_grid", "save"]
+__all__ = ["draw", "error_grids", "save"]
 
 _TITLES = (
     *("keys of the prompt", "keys of the response", "values of the prompt", "values of the response"),
@@ -38,17 +38,33 @@ def save(made: Sequence[Summary], file: Path) -> None:
         write(draw(made), file)
 
 
-def error_grid(summary: Summary, column: str) -> list[list[float | None]]:
-    """Mean over samples of one of ERRORS, [layer][step]; None where none has one. Samples that ended do not count."""
-    found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for row in (row for sample in samples_of(summary.rows) for row in sample):
-        for layer, value in enumerate(errors(row, column)):
-            if value is not None:
-                found[layer, row["step"]].append(value)
-    if not found:
-        return []
-    layers, steps = (1 + max(place[i] for place in found) for i in (0, 1))
-    return [[fmean(found[at]) if (at := (y, x)) in found else None for x in range(steps)] for y in range(layers)]
+Grid = list[list[float | None]]
+
+
+def error_grids(summary: Summary) -> list[Grid]:
+    """Means over samples of each of ERRORS, [layer][step], all of one shape; empty for what no sample has.
+
+    None where none has one; samples that ended do not count. Of a method that ever leaves keys out, a pass that reads
+    all counts as an error of 0.
+    """
+    passes = [row for sample in samples_of(summary.rows) for row in sample]
+    found: list[dict[tuple[int, int], list[float]]] = []
+    layers = max((len(row[column] or ()) for row in passes for column in ERRORS), default=0)
+    for column in ERRORS:
+        values: dict[tuple[int, int], list[float]] = defaultdict(list)
+        reads = column == "mass_kept" and any(row[column] is not None for row in passes)
+        for row in passes:
+            for layer, value in enumerate(errors(row, column) or [None] * layers):
+                if value is not None or reads:
+                    values[layer, row["step"]].append(value or 0.0)
+        found.append(values)
+    steps = 1 + max((step for values in found for _, step in values), default=-1)
+    return [
+        [[fmean(values[at]) if (at := (y, x)) in values else None for x in range(steps)] for y in range(layers)]
+        if values
+        else []
+        for values in found
+    ]
 
 
 def draw(made: Sequence[Summary]) -> Figure:
@@ -56,7 +72,7 @@ def draw(made: Sequence[Summary]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    grids = [(one, [error_grid(one, column) for column in ERRORS]) for one in made]
+    grids = [(one, error_grids(one)) for one in made]
     grids = [(one, maps) for one, maps in grids if any(maps)]
     if not grids:
         raise UserError(
@@ -89,8 +105,8 @@ def draw(made: Sequence[Summary]) -> Figure:
 
 
 def _where(one: Summary, apart: bool) -> str:
-    ctx = "" if one.ctx is None else f" · {ctx_name(one.ctx)}"
-    return f"{ctx}\n{one.subset}" if apart else ctx
+    ctx = [] if one.ctx is None else [ctx_name(one.ctx)]
+    return f"\n{' '.join([*ctx, one.subset])}" if apart else "".join(f" · {name}" for name in ctx)
 
 
 def _scale(values: Sequence[float]) -> Any:
@@ -103,7 +119,7 @@ def _scale(values: Sequence[float]) -> Any:
     return LogNorm(vmin=min(low, top / 10), vmax=top, clip=True)
 
 
-def _map(axes: Axes, grid: Sequence[Sequence[float | None]], norm: Any, nothing: str) -> Any:
+def _map(axes: Axes, grid: Grid, norm: Any, nothing: str) -> Any:
     """`nothing`: what an empty grid says."""
     from matplotlib.ticker import MaxNLocator
 

@@ -169,8 +169,9 @@ def _by_setting(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
     for key, members in alike.items():
         files = {(row["subset"], row["task_data"]) for row in members}
         mixed = len(files) > len({subset for subset, _ in files})
+        joint = " + ".join(sorted({name for _, name in files if name})) or None
         for row in members:
-            groups[*key, row["task_data"] if mixed else None].append(row)
+            groups[*key, row["task_data"] if mixed else joint].append(row)
     return groups
 
 
@@ -220,18 +221,31 @@ def _identity(row: Row) -> tuple[Any, ...]:
 def _labels(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
     """A label per method and settings; in brackets what tells equal labels apart, and decode settings not all share."""
     groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = defaultdict(dict)
-    decodes: dict[str, dict[str, Any]] = {}
+    decodes: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
-        decode = decodes.setdefault(row["decode_settings"], json.loads(row["decode_settings"]))
+        decode = decodes[row["subset"]].setdefault(row["decode_settings"], json.loads(row["decode_settings"]))
         groups[row["method_label"]][_identity(row)] = {**json.loads(row["method_options"]), **decode}
-    differing = _differing(decodes.values())
+    plain = _budgets([list(of_subset.values()) for of_subset in decodes.values()])
+    differing = _differing([decode for of_subset in decodes.values() for decode in of_subset.values()])
     labels = {}
     for label, members in groups.items():
-        telling = sorted(differing | _differing(members.values()))
+        telling = sorted((differing | _differing(members.values())) - plain)
         for identity, facts in members.items():
             told = ", ".join(f"{name}={facts.get(name)}" for name in telling)
             labels[identity] = f"{label} [{told}]" if told else label
     return labels
+
+
+def _budgets(by_subset: Sequence[Sequence[Mapping[str, Any]]]) -> set[str]:
+    """Decode settings that follow from the subset alone: the length of its answers, and what goes with that."""
+    follows = {
+        name
+        for name in ("gen_length", "block_length")
+        if all(len({one.get(name) for one in settings}) == 1 for settings in by_subset)
+    }
+    every = [one for settings in by_subset for one in settings]
+    paces = {one["gen_length"] / one["steps"] if one.get("steps") else None for one in every}
+    return follows | {"steps"} if "gen_length" in follows and len(paces) == 1 else follows
 
 
 def _differing(settings: Collection[Mapping[str, Any]]) -> set[str]:

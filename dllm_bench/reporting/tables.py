@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from dllm_bench.reporting.leaderboard import Cell, Entry, Section
 from dllm_bench.reporting.style import noted
+from dllm_bench.reporting.style import stacked as stacked_name
 from dllm_bench.running.lengths import ctx_name
 
 __all__ = ["describe_decode", "print_sections", "records", "to_csv", "to_json", "to_markdown"]
@@ -132,7 +134,7 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
     for cell in section.cells:
         lead = [_ctx(cell), *([_subset(section, cell)] if apart and not stacked else [])]
         if apart and stacked:  # a line of its own costs no width
-            table.add_row(Text(lead[0]), Text(_subset(section, cell), style="bold"))
+            table.add_row(Text(lead[0]), Text(stacked_name(_subset(section, cell)), style="bold"))
             lead[0] = ""
         for entry in cell.entries:
             middle = [str(entry.n), *([str(entry.failed) if entry.failed else ""] if failed else [])]
@@ -192,6 +194,8 @@ def _caption(section: Section, all_shown: bool = True) -> str:
     entries = [entry for cell in section.cells for entry in cell.entries]
     lines = [f"decoded with {describe_decode(entries)}"]
     lines.append(f"subsets: {', '.join(section.subsets)}")
+    if any(len(set(Counter(row["subset"] for row in e.rows).values())) > 1 for e in entries):
+        lines.append("score: mean over samples; some subsets have more than others")
     short = sorted({e.speedup_samples for e in entries if e.speedup is not None and e.speedup_samples < len(e.rows)})
     if short:
         lines.append(f"speed-up: on the samples that the baseline ran too (as few as {short[0]})")
