@@ -28,11 +28,11 @@ WIDTH = 92
 USUAL = 200
 """Samples of a cell; other numbers are told."""
 
-RULES = ("threshold 0.9", "4 tokens a pass")
+RULES = ("threshold 0.9", "4 tokens a pass", "one token a pass")
 
 
 def accuracy() -> str:
-    """A line per subset, a column per context: percent right by the one rule and by the other."""
+    """A line per subset, a column per context: percent right by each rule."""
     found: dict[tuple[str, str, int | None, str], dict[str, Any]] = {}
     for record in found_in(MODEL):
         cell = (record["task"], record["subset"], record["ctx"], rule(record["decode_settings"]))
@@ -44,8 +44,15 @@ def accuracy() -> str:
     lines = [["context", *heads], ["---"] * (1 + len(heads))]
     for task, subset in dict.fromkeys((task, subset) for task, subset, *_ in found):
         cells = [[found.get((task, subset, ctx, name)) for name in RULES] for ctx in lengths]
-        lines.append([f"`{task}` `{subset}`", *(" / ".join(map(percent, both)) if any(both) else "" for both in cells)])
+        lines.append([f"`{task}` `{subset}`", *map(joint, cells)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def joint(cell: list[dict[str, Any] | None]) -> str:
+    """The scores by each rule, up to the last one that was measured."""
+    while cell and cell[-1] is None:
+        cell = cell[:-1]
+    return " / ".join(map(percent, cell))
 
 
 def percent(record: dict[str, Any] | None) -> str:
