@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import io
 import re
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from tiny_card import found_in, rule
+from tiny_card import RESULTS, found_in, rule, table
 
 from dllm_bench.reporting import fidelity, tables
 from dllm_bench.reporting.leaderboard import COLUMNS_READ, leaderboard
@@ -22,8 +21,8 @@ from dllm_bench.running.fidelity_schema import FIDELITY
 from dllm_bench.running.lengths import ctx_name
 from dllm_bench.running.store import Store
 
-ROOT = Path(__file__).parents[1]
-MODEL, REFERENCE = ROOT / "results/model", ROOT / "results/reference"
+README = RESULTS.parent / "README.md"
+MODEL, REFERENCE = RESULTS / "model", RESULTS / "reference"
 WIDTH = 92
 USUAL = 200
 """Samples of a cell; other numbers are told."""
@@ -41,11 +40,11 @@ def accuracy() -> str:
         found[cell] = record
     lengths = sorted({ctx for _, _, ctx, _ in found}, key=lambda ctx: ctx or 0)
     heads = ["its own" if ctx is None else ctx_name(ctx) for ctx in lengths]
-    lines = [["context", *heads], ["---"] * (1 + len(heads))]
+    lines = []
     for task, subset in dict.fromkeys((task, subset) for task, subset, *_ in found):
         cells = [[found.get((task, subset, ctx, name)) for name in RULES] for ctx in lengths]
         lines.append([f"`{task}` `{subset}`", *map(joint, cells)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table(["context", *heads], lines)
 
 
 def joint(cell: list[dict[str, Any] | None]) -> str:
@@ -94,21 +93,20 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
-def filled(text: str, parts: Iterable[str] = PARTS) -> str:
-    """README with these parts made anew. Raises ValueError where it has no place for one of them."""
-    for name in parts:
+def filled(text: str) -> str:
+    """README with its tables made anew. Raises ValueError where it has no place for one of them."""
+    for name, make in PARTS.items():
         place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not place.search(text):
             raise ValueError(f"README.md has no '<!-- {name} -->' with an '<!-- end -->' behind it")
-        made = PARTS[name]()
+        made = make()
         text = place.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)  # type: ignore[misc]
     return text
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    readme = ROOT / "README.md"
-    readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

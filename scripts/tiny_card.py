@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ def line(record: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def table(lines: Iterable[tuple[str, ...]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADER, ("---",) * len(HEADER), *lines))
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ("---",) * len(header), *lines))
 
 
 def found_in(folder: Path) -> list[dict[str, Any]]:
@@ -92,9 +92,9 @@ def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list
         "numbers and documents are drawn anew; word problems and the documents' things are held out by hash, but "
         "RULER's keys occur in both. `passes`: through the network, until the answer's end.",
         "### Without a cache",
-        table(map(line, alone)),
+        table(HEADER, map(line, alone)),
         "### With each method",
-        table(map(line, methods)),
+        table(HEADER, map(line, methods)),
         "Several values are answered in the order in which they stand in the text. Accuracy falls with context because "
         "attention spreads over more haystack; that is what the harness measures methods against. Essay haystacks are "
         "made-up sentences.",

@@ -94,9 +94,9 @@ def samples_of(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def errors(row: Row, column: str) -> list[float | None]:
-    """One of ERRORS, per layer: a relative drift, or the share of the exact attention that is not read."""
+    """One of ERRORS, per layer: a relative drift, or the share of attention that is not read, 0 where all is."""
     values = row[column] or ()
-    return [None if v is None else 1.0 - v for v in values] if column == "mass_kept" else list(values)
+    return [0.0 if v is None else 1.0 - v for v in values] if column == "mass_kept" else list(values)
 
 
 def first_error(rows: Iterable[Row], tolerance: float) -> tuple[int, int] | None:

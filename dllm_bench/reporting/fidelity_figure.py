@@ -30,15 +30,14 @@ _WIDTH, _ROW_HEIGHT, _EXTRA_HEIGHT = 11.5, 1.45, 0.75
 _DECADES = 3  # of the colour scale; smaller errors look like the smallest
 _GREY = "#e4e4e4"
 
+Grid = list[list[float | None]]
+
 
 def save(made: Sequence[Summary], file: Path) -> None:
     """Draws the errors of every method and context into `file`. Raises UserError where there is nothing to draw."""
     check_ending(file)
     with style():
         write(draw(made), file)
-
-
-Grid = list[list[float | None]]
 
 
 def error_grids(summary: Summary) -> list[Grid]:
@@ -54,9 +53,9 @@ def error_grids(summary: Summary) -> list[Grid]:
         values: dict[tuple[int, int], list[float]] = defaultdict(list)
         reads = column == "mass_kept" and any(row[column] is not None for row in passes)
         for row in passes:
-            for layer, value in enumerate(errors(row, column) or [None] * layers):
-                if value is not None or reads:
-                    values[layer, row["step"]].append(value or 0.0)
+            for layer, value in enumerate(errors(row, column) or [0.0] * (layers if reads else 0)):
+                if value is not None:
+                    values[layer, row["step"]].append(value)
         found.append(values)
     steps = 1 + max((step for values in found for _, step in values), default=-1)
     return [
@@ -132,7 +131,7 @@ def _map(axes: Axes, grid: Grid, norm: Any, nothing: str) -> Any:
     if not grid:
         axes.text(0.5, 0.5, nothing, transform=axes.transAxes, ha="center", va="center", fontsize=8, color="#666666")
         return None
-    # no drift at all is the smallest colour, not a hole
+    # no error at all is the smallest colour, not a hole
     numbers = [[math.nan if value is None else max(value, norm.vmin) for value in line] for line in grid]
     return axes.imshow(numbers, cmap="viridis", norm=norm, aspect="auto", interpolation="none", origin="lower")
 
