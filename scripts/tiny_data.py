@@ -14,6 +14,27 @@ from torch import Tensor
 SUMS = {"plus_minus": {"+": 1, "-": 1}, "sums": {"+": 4, "-": 4, "*": 5, "/": 3}}
 
 
+@dataclass(frozen=True)
+class Part:
+    """Batches of one shape: `batch` samples of `length` tokens, of kinds in the shares of `mix`.
+
+    A share `stretch` of the samples stands for texts of `least` to `span` tokens. The missing haystack is made up for
+    by weighting the haystack that is there, or, where `ghosts` is not 0, by up to so many keys at the positions of the
+    missing tokens. `whole`: share of the answers of needles and documents that are masked whole. `share` of the steps
+    of a stage draw this part.
+    """
+
+    mix: dict[str, float]
+    length: int
+    batch: int
+    share: float = 1.0
+    stretch: float = 0.0
+    span: int = 0
+    ghosts: int = 0
+    least: int = 0
+    whole: float = 0.4
+
+
 @dataclass
 class Batch:
     """One training batch. Only the last `rows` positions are predicted.
@@ -49,17 +70,10 @@ class Batches:
     def __init__(self, maker: Maker, seed: int, tail_weight: float = 0.05) -> None:
         self.maker, self.seed, self.tail_weight = maker, seed, tail_weight
 
-    def make(
-        self, step: int, length: int, size: int, mix: dict[str, float], stretch: float, span: int, ghosts: int = 0
-    ) -> Batch:
-        """`mix`: kind -> share. A share `stretch` of the samples stands for texts of up to `span` tokens.
-
-        The missing haystack is made up for by weighting the haystack that is there, or, where `ghosts` is not 0, by up
-        to so many keys at the positions of the missing tokens.
-        """
+    def make(self, step: int, part: Part) -> Batch:
         rng = random.Random(f"{self.seed}-{step}")
-        names = rng.choices(list(mix), weights=list(mix.values()), k=size)
-        rows = self._rows(rng, names, length, stretch, span)
+        names = rng.choices(list(part.mix), weights=list(part.mix.values()), k=part.batch)
+        rows = self._rows(rng, names, part)
         used = max(r.response for r in rows)
         copies = torch.tensor([r.copies for r in rows])
         return Batch(
@@ -67,23 +81,18 @@ class Batches:
             labels=torch.tensor([r.labels[-used:] for r in rows]),
             weights=torch.tensor([r.weights[-used:] for r in rows]),
             positions=torch.tensor([r.positions for r in rows])[:, None, :],
-            copies=copies if bool(copies.any()) and not ghosts else None,
-            ghosts=_ghosts(rows, ghosts) if ghosts else None,
+            copies=copies if bool(copies.any()) and not part.ghosts else None,
+            ghosts=_ghosts(rows, part.ghosts) if part.ghosts else None,
             rows=used,
             kinds=tuple(names),
         )
 
-    def _rows(self, rng: random.Random, names: list[str], length: int, stretch: float, span: int) -> list[_Row]:
+    def _rows(self, rng: random.Random, names: list[str], part: Part) -> list[_Row]:
         if names[0] == "problem":
             return self._problems(rng, len(names))
         if names[0] in SUMS:
-            return [self._sums(rng, length, SUMS[names[0]]) for _ in names]
-        return [
-            self._needle(rng, KINDS[n], length, stretch, span)
-            if n in KINDS
-            else self._document(rng, n, length, stretch, span)
-            for n in names
-        ]
+            return [self._sums(rng, part.length, SUMS[names[0]]) for _ in names]
+        return [self._needle(rng, KINDS[n], part) if n in KINDS else self._document(rng, n, part) for n in names]
 
     def _problems(self, rng: random.Random, size: int) -> list[_Row]:
         """Word problems of about one length: the longer or the shorter half of twice as many."""
@@ -93,7 +102,7 @@ class Batches:
         rows = []
         for p in chosen:
             masked = _steps(rng, length - len(p.ids), len(p.answer))
-            row = self._row(rng, p, length, masked)
+            row = self._row(rng, p, masked)
             # tokens far behind what is known are guesses
             near = len(p.ids) + (masked.index(True) + 16 if True in masked else 0)
             row.weights = [w if i < near else 0.2 * w for i, w in enumerate(row.weights)]
@@ -104,38 +113,38 @@ class Batches:
         """A list of equations whose results, or some digits of them, are to be predicted."""
         prompt = self.maker.sums(rng, length, signs)
         rate = rng.choice((1.0, 1.0, 0.7, 0.4))
-        return self._row(rng, prompt, length, [rng.random() < rate for _ in range(length - len(prompt.ids))])
+        return self._row(rng, prompt, [rng.random() < rate for _ in range(length - len(prompt.ids))])
 
-    def _document(self, rng: random.Random, name: str, length: int, stretch: float, span: int) -> _Row:
+    def _document(self, rng: random.Random, name: str, part: Part) -> _Row:
         while True:
-            prompt = document(self.maker, rng, name, length - rng.choice((16, 24, 32)))
-            if len(prompt.ids) + len(prompt.answer) <= length:
+            prompt = document(self.maker, rng, name, part.length - rng.choice((16, 24, 32)))
+            if len(prompt.ids) + len(prompt.answer) <= part.length:
                 break
-        masked = _masked(rng, length - len(prompt.ids), len(prompt.answer), listing=not all(prompt.scored))
-        return self._row(rng, prompt, length, masked, stretch, span)
+        response = part.length - len(prompt.ids)
+        masked = _masked(rng, response, len(prompt.answer), not all(prompt.scored), part.whole)
+        return self._row(rng, prompt, masked, part)
 
-    def _needle(self, rng: random.Random, kind: Kind, length: int, stretch: float, span: int) -> _Row:
+    def _needle(self, rng: random.Random, kind: Kind, part: Part) -> _Row:
         tail = 4 if kind.listing else rng.choice((8, 16, 24, 32))
         while True:
             probe = self.maker.prompt(rng, kind, 0)
             least = len(probe.ids) + len(probe.answer)
-            if least + 4 <= length:
+            if least + 4 <= part.length:
                 break
             kind = _fewer(kind)
-        prompt = self.maker.prompt(rng, kind, max(length - len(probe.answer) - tail, 0))
-        response = length - len(prompt.ids)
+        prompt = self.maker.prompt(rng, kind, max(part.length - len(probe.answer) - tail, 0))
+        response = part.length - len(prompt.ids)
         if response < len(prompt.answer):  # longer keys than the probe's
-            return self._needle(rng, kind, length, stretch, span)
-        masked = _masked(rng, response, len(prompt.answer), kind.listing)
-        return self._row(rng, prompt, length, masked, stretch, span)
+            return self._needle(rng, kind, part)
+        masked = _masked(rng, response, len(prompt.answer), kind.listing, part.whole)
+        return self._row(rng, prompt, masked, part)
 
-    def _row(
-        self, rng: random.Random, prompt: Prompt, length: int, masked: list[bool], stretch: float = 0.0, span: int = 0
-    ) -> _Row:
+    def _row(self, rng: random.Random, prompt: Prompt, masked: list[bool], part: Part | None = None) -> _Row:
         """The sample of a prompt; `masked`: which positions of its response are masked where they are to be scored."""
-        ids = prompt.ids
-        response = length - len(ids)
-        positions, copies, gaps = self._place(rng, prompt, length, stretch, span)
+        ids, response = prompt.ids, len(masked)
+        length = len(ids) + response
+        stands_for = _stands_for(rng, prompt, length, part) if part else length
+        positions, copies, gaps = self._place(rng, prompt, length, stands_for)
         padding = response - len(prompt.answer)
         target = prompt.answer + [self.maker.eos] * padding
         scored = prompt.scored + [True] * padding
@@ -148,18 +157,14 @@ class Batches:
         return _Row(ids + seen, zeros + target, [0.0] * len(ids) + weights, positions, copies, response, clones)
 
     def _place(
-        self, rng: random.Random, prompt: Prompt, length: int, stretch: float, span: int
+        self, rng: random.Random, prompt: Prompt, length: int, stands_for: float
     ) -> tuple[list[int], list[float], dict[int, int]]:
-        """Positions, copy weights, and the gap behind each piece.
+        """Positions, copy weights, and the gap behind each piece, of a text that stands for one of so many tokens.
 
         In a stretched sample each haystack piece stands for m copies, and the gaps leave room for them.
         """
         hay = [len(p.ids) for p in prompt.pieces if p.hay]
-        if len(prompt.references) > 1:  # telling several needles apart by their order is hard enough nearby
-            stretch, span = stretch / 2, min(span, 8 * length)
-        stretched = span > length and rng.random() < stretch
-        total = math.exp(rng.uniform(math.log(length), math.log(span))) if stretched else float(length)
-        gap = total - length
+        gap = stands_for - length
         logm = math.log1p(gap / sum(hay)) if hay else 0.0
         places = [i for i, p in enumerate(prompt.pieces[:-1]) if p.hay or not hay]
         shares = [rng.expovariate(1.0) for _ in places]
@@ -173,6 +178,16 @@ class Batches:
             at += len(piece.ids) + gaps.get(i, 0)
         rest = length - len(positions)
         return positions + list(range(at, at + rest)), copies + [0.0] * rest, gaps
+
+
+def _stands_for(rng: random.Random, prompt: Prompt, length: int, part: Part) -> float:
+    """The number of tokens that a sample of so many stands for."""
+    stretch, span = part.stretch, part.span
+    if len(prompt.references) > 1:  # telling several needles apart by their order is hard enough nearby
+        stretch, span = stretch / 2, min(span, 8 * length)
+    if span <= length or rng.random() >= stretch:
+        return float(length)
+    return math.exp(rng.uniform(math.log(max(length, part.least)), math.log(span)))
 
 
 def _clones(prompt: Prompt, positions: list[int], gaps: dict[int, int]) -> list[list[tuple[int, int]]]:
@@ -231,11 +246,14 @@ def _steps(rng: random.Random, response: int, answer: int) -> list[bool]:
             for i in range(response)]  # fmt: skip
 
 
-def _masked(rng: random.Random, response: int, answer: int, listing: bool) -> list[bool]:
-    """Which response positions are masked: what decoding in one go, one by one and block by block comes across."""
-    draw = rng.random()
-    if draw < 0.4:
+def _masked(rng: random.Random, response: int, answer: int, listing: bool, whole: float) -> list[bool]:
+    """Which response positions are masked: what decoding in one go, one by one and block by block comes across.
+
+    A share `whole` is masked whole.
+    """
+    if rng.random() < whole:
         return [True] * response
+    draw = rng.uniform(0.4, 1.0)
     if draw < 0.65 or listing:
         rate = rng.uniform(0.1, 1.0)
         return [rng.random() < rate for _ in range(response)]

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tiny_data import Part
+
 from dllm_bench.models.config import NetworkConfig
 from dllm_bench.models.llada import Llada
 
@@ -53,19 +55,6 @@ CONFIG: dict[str, Any] = {
 
 def network_config() -> NetworkConfig:
     return Llada.parse(CONFIG)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Batches of one shape; `share` of the steps of a stage draw this one. The rest as in Batches.make."""
-
-    mix: dict[str, float]
-    length: int
-    batch: int
-    share: float = 1.0
-    stretch: float = 0.0
-    span: int = 0
-    ghosts: int = 0
 
 
 @dataclass(frozen=True)
@@ -283,6 +272,19 @@ STAGES = [
             Part(LISTS | DOCUMENTS, 4096, 1, share=0.08),
             Part(LONG, 320, 4, share=0.25, stretch=0.9, span=65536, ghosts=2048),
             Part(NOISE, 512, 2, share=0.25, stretch=1.0, span=65536, ghosts=4096),
+        ),
+        FAR,
+    ),
+    # what 32k lacked: at that distance the places of the digits blurred
+    Stage(
+        900,
+        (4e-4, 1e-5),
+        (
+            *_parts(problems=0.22, sums=0.02),
+            Part(SEVERAL, 4096, 1, share=0.17),
+            Part(LISTS | DOCUMENTS, 4096, 1, share=0.08),
+            Part(LONG, 320, 4, share=0.11, stretch=0.9, span=65536, ghosts=2048),
+            Part(NOISE, 384, 4, share=0.4, stretch=1.0, least=12288, span=98304, ghosts=2048, whole=0.8),
         ),
         FAR,
     ),

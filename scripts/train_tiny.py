@@ -232,14 +232,14 @@ def train(trainer: Trainer, maker: Maker, args: argparse.Namespace) -> None:
         print(f"resuming at step {trainer.step}", flush=True)
     elif args.start:
         trainer.start_from(args.start, args.start_step)
-    trainer.net.grow_rope(70_000)
+    trainer.net.grow_rope(max(p.span + p.length for s in STAGES for p in s.parts) + 64)
     total = sum(s.steps for s in STAGES)
     progress, saved = Progress(), time.perf_counter()
     while (where := stage_at(trainer.step, STAGES)) is not None:
         stage, through = where
         began = time.perf_counter()
         part = stage.part(trainer.seed, trainer.step)
-        batch = batches.make(trainer.step, part.length, part.batch, part.mix, part.stretch, part.span, part.ghosts)
+        batch = batches.make(trainer.step, part)
         rate = stage.rate(through) * min(1.0, (trainer.step - trainer.started + 1) / 200)
         progress.add(batch, *trainer.update(_move(batch, trainer.device), rate))
         trainer.seconds += time.perf_counter() - began

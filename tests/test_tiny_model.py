@@ -18,7 +18,7 @@ FOLDER = ROOT / "dllm_bench" / "models" / "tiny"
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from make_mini_sets import SETS, items  # noqa: E402
-from tiny_data import Batches  # noqa: E402
+from tiny_data import Batches, Part  # noqa: E402
 from tiny_eval import held_out_accuracy  # noqa: E402
 from tiny_facts import FACT, FORMS, LABEL, document  # noqa: E402
 from tiny_grow import grown  # noqa: E402
@@ -131,7 +131,7 @@ def test_batches_depend_on_seed_and_step_alone(maker: Maker) -> None:
     mix = {"single_1": 1.0, "multivalue": 1.0, "listing": 1.0}
 
     def make(seed: int, step: int) -> torch.Tensor:
-        return Batches(maker, seed).make(step, 256, 4, mix, 0.5, 8192).ids
+        return Batches(maker, seed).make(step, Part(mix, 256, 4, stretch=0.5, span=8192)).ids
 
     random.seed(1)
     first = make(0, 7)
@@ -143,7 +143,7 @@ def test_batches_depend_on_seed_and_step_alone(maker: Maker) -> None:
 
 @needs_words
 def test_only_masked_answer_tokens_are_trained(maker: Maker) -> None:
-    batch = Batches(maker, 0).make(3, 256, 8, {"single_1": 1.0, "multivalue": 1.0}, 1.0, 8192)
+    batch = Batches(maker, 0).make(3, Part({"single_1": 1.0, "multivalue": 1.0}, 256, 8, stretch=1.0, span=8192))
     seen = batch.ids[:, -batch.rows :]
     trained = batch.weights > 0
     assert bool((seen[trained] == maker.mask).all())
@@ -153,7 +153,7 @@ def test_only_masked_answer_tokens_are_trained(maker: Maker) -> None:
 
 @needs_words
 def test_ghost_keys_stand_in_the_gaps_and_count_for_all_missing_haystack(maker: Maker) -> None:
-    batch = Batches(maker, 0).make(5, 320, 4, {"single_1": 1.0}, 1.0, 16384, ghosts=256)
+    batch = Batches(maker, 0).make(5, Part({"single_1": 1.0}, 320, 4, stretch=1.0, span=16384, ghosts=256))
     assert batch.ghosts is not None
     assert batch.copies is None
     index, place, weight = batch.ghosts
@@ -181,7 +181,7 @@ def test_training_is_deterministic_and_resumes(maker: Maker, tmp_path: Path) -> 
 
     def step(trainer: Trainer) -> None:
         trainer.net.grow_rope(70_000)
-        trainer.update(batches.make(trainer.step, 224, 2, {"single_1": 1.0}, 0.5, 4096), 1e-3)
+        trainer.update(batches.make(trainer.step, Part({"single_1": 1.0}, 224, 2, stretch=0.5, span=4096)), 1e-3)
 
     straight, broken, resumed = (Trainer(tmp_path, 0, "cpu") for _ in range(3))
     step(straight)
