@@ -89,31 +89,33 @@ class Batches:
 
     def _rows(self, rng: random.Random, names: list[str], part: Part) -> list[_Row]:
         if names[0] == "problem":
-            return self._problems(rng, len(names))
+            return self._problems(rng, part)
         if names[0] in SUMS:
-            return [self._sums(rng, part.length, SUMS[names[0]]) for _ in names]
+            return [self._sums(rng, SUMS[names[0]], part) for _ in names]
         return [self._needle(rng, KINDS[n], part) if n in KINDS else self._document(rng, n, part) for n in names]
 
-    def _problems(self, rng: random.Random, size: int) -> list[_Row]:
+    def _problems(self, rng: random.Random, part: Part) -> list[_Row]:
         """Word problems of about one length: the longer or the shorter half of twice as many."""
+        size = part.batch
         drawn = sorted((self.maker.problem(rng) for _ in range(2 * size)), key=lambda p: len(p.ids) + len(p.answer))
         chosen = drawn[:size] if rng.random() < 0.5 else drawn[size:]
         length = max(len(p.ids) + len(p.answer) for p in chosen) + rng.choice((1, 4, 20))
         rows = []
         for p in chosen:
             masked = _steps(rng, length - len(p.ids), len(p.answer))
-            row = self._row(rng, p, masked)
+            row = self._row(rng, p, masked, part)
             # tokens far behind what is known are guesses
             near = len(p.ids) + (masked.index(True) + 16 if True in masked else 0)
             row.weights = [w if i < near else 0.2 * w for i, w in enumerate(row.weights)]
             rows.append(row)
         return rows
 
-    def _sums(self, rng: random.Random, length: int, signs: dict[str, int]) -> _Row:
+    def _sums(self, rng: random.Random, signs: dict[str, int], part: Part) -> _Row:
         """A list of equations whose results, or some digits of them, are to be predicted."""
-        prompt = self.maker.sums(rng, length, signs)
+        prompt = self.maker.sums(rng, part.length, signs)
         rate = rng.choice((1.0, 1.0, 0.7, 0.4))
-        return self._row(rng, prompt, [rng.random() < rate for _ in range(length - len(prompt.ids))])
+        masked = [rng.random() < rate for _ in range(part.length - len(prompt.ids))]
+        return self._row(rng, prompt, masked, part)
 
     def _document(self, rng: random.Random, name: str, part: Part) -> _Row:
         while True:
@@ -139,12 +141,11 @@ class Batches:
         masked = _masked(rng, response, len(prompt.answer), kind.listing, part.whole)
         return self._row(rng, prompt, masked, part)
 
-    def _row(self, rng: random.Random, prompt: Prompt, masked: list[bool], part: Part | None = None) -> _Row:
+    def _row(self, rng: random.Random, prompt: Prompt, masked: list[bool], part: Part) -> _Row:
         """The sample of a prompt; `masked`: which positions of its response are masked where they are to be scored."""
         ids, response = prompt.ids, len(masked)
         length = len(ids) + response
-        stands_for = _stands_for(rng, prompt, length, part) if part else length
-        positions, copies, gaps = self._place(rng, prompt, length, stands_for)
+        positions, copies, gaps = self._place(rng, prompt, length, _stands_for(rng, prompt, length, part))
         padding = response - len(prompt.answer)
         target = prompt.answer + [self.maker.eos] * padding
         scored = prompt.scored + [True] * padding
@@ -253,11 +254,11 @@ def _masked(rng: random.Random, response: int, answer: int, listing: bool, whole
     """
     if rng.random() < whole:
         return [True] * response
-    draw = rng.uniform(0.4, 1.0)
-    if draw < 0.65 or listing:
+    draw = rng.random()
+    if draw < 5 / 12 or listing:
         rate = rng.uniform(0.1, 1.0)
         return [rng.random() < rate for _ in range(response)]
-    if draw < 0.9:
+    if draw < 5 / 6:
         # the first values of several are given; at times a part of the next one as well
         known = 9 * rng.randint(0, answer // 9) if answer > 12 else 0
         if rng.random() < 0.5 or answer <= 12:

@@ -232,7 +232,7 @@ def train(trainer: Trainer, maker: Maker, args: argparse.Namespace) -> None:
         print(f"resuming at step {trainer.step}", flush=True)
     elif args.start:
         trainer.start_from(args.start, args.start_step)
-    trainer.net.grow_rope(max(p.span + p.length for s in STAGES for p in s.parts) + 64)
+    trainer.net.grow_rope(max(p.span + p.length for s in STAGES for p in s.parts))
     total = sum(s.steps for s in STAGES)
     progress, saved = Progress(), time.perf_counter()
     while (where := stage_at(trainer.step, STAGES)) is not None:
