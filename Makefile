@@ -33,7 +33,6 @@ NEEDLES := single_1,single_2,multikey_1,multikey_2,multivalue,multiquery
 MODEL := $(BIN)/dllm-bench run --out results/model --method baseline
 REFERENCE := $(BIN)/dllm-bench run --out results/reference --method $(METHODS) --steps 48
 REPORTS = $(BIN)/dllm-bench plot results/reference --out results/reference/leaderboard.png && \
-  $(BIN)/dllm-bench plot results/model --out results/model/leaderboard.png && \
   $(BIN)/python scripts/tiny_card.py && $(BIN)/python scripts/readme_tables.py
 
 reference: $(STAMP)

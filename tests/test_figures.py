@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,12 @@ def result_rows(needles: bool = True) -> list[dict[str, Any]]:
     return rows
 
 
-def stored(folder: Path, rows: list[dict[str, Any]]) -> list[Section]:
+def stored(folder: Path, rows: list[dict[str, Any]], by_subset: bool = False) -> list[Section]:
     store = Store(folder)
     for row in rows:
         store.append(row)
     store.compact()
-    return leaderboard(store.read())
+    return leaderboard(store.read(), by_subset=by_subset)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +139,30 @@ def test_contexts_with_other_subsets_are_no_curve(tmp_path: Path) -> None:
     )
     titles = [block.title.rpartition(" · ")[2] for section in sections for block in figures._blocks(section)]
     assert titles == ["4 subsets", "a"]
+
+
+def test_results_of_one_method_have_a_line_per_subset(tmp_path: Path) -> None:
+    decodes = [json.dumps({"gen_length": 64, "steps": steps}) for steps in (16, 64)]
+    rows = [
+        make_row(subset=subset, nominal_ctx=ctx, actual_ctx=ctx - 2, decode_settings=decode, needle_depths=[50.0])
+        for decode in decodes
+        for subset, ctxs in (("a", (512, 2048)), ("b", (512,)))
+        for ctx in ctxs
+    ]
+    assert figures.is_one_method(rows) and not figures.is_one_method(result_rows())
+    blocks = figures._blocks(*stored(tmp_path, rows, by_subset=True))
+    assert [block.title.rpartition(" · ")[2] for block in blocks] == ["baseline [steps=16]", "baseline [steps=64]"]
+    lengths = [{name: [e.actual_ctx for e in entries] for name, entries in block.curves.items()} for block in blocks]
+    assert lengths == [{"a": [510.0, 2046.0], "b": [510.0]}] * 2
+    plot(tmp_path / "one.png", tmp_path, False)
+    assert matplotlib.image.imread(tmp_path / "one.png").shape[:2] == (2 * 1200, 2000), "two blocks, not one of all"
+
+
+def test_many_subsets_of_one_length_make_a_taller_figure(tmp_path: Path) -> None:
+    rows = [make_row(subset=f"set_{i}") for i in range(30)]
+    made = draw(stored(tmp_path, rows, by_subset=True))
+    score = made.subfigs[0].axes[0]
+    assert len(score.get_yticklabels()) == 30 and made.get_size_inches()[1] == 7.0
 
 
 def test_a_place_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path) -> None:

@@ -20,11 +20,14 @@ def plot(
     ] = None,
     by_subset: Annotated[bool, typer.Option("--by-subset", help="Show the task's subsets apart.")] = False,
 ) -> None:
-    """Draw score and speed against the actual context, and where in the context needles are found."""
+    """Draw score and speed against the actual context, and where in the context needles are found.
+
+    A line stands for a method; where all results are of one method, for a subset.
+    """
     from dllm_bench.reporting import figures
     from dllm_bench.reporting.leaderboard import leaderboard
 
     figures.check_ending(out)
     _, rows = stored_rows(folder)
-    figures.save(leaderboard(rows, by_subset=by_subset), out)
+    figures.save(leaderboard(rows, by_subset=by_subset or figures.is_one_method(rows)), out)
     typer.echo(f"wrote {out}")

@@ -1,4 +1,4 @@
-"""Score and speed at one context length: a row of dots per method, where there is no curve to draw."""
+"""Score and speed at one context length: a row of dots per method (or subset), where there is no curve to draw."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.errors import UserError, nearest
 from dllm_bench.reporting.dots import draw_dots, is_one_length
-from dllm_bench.reporting.leaderboard import BASELINE, Cell, Entry, Section
+from dllm_bench.reporting.leaderboard import BASELINE, Cell, Entry, Row, Section
 from dllm_bench.reporting.style import Look, looks, noted, spread, stacked
 from dllm_bench.running.lengths import ctx_name
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["ENDINGS", "check_ending", "draw", "needle_grid", "save", "style", "write"]
+__all__ = ["ENDINGS", "check_ending", "draw", "is_one_method", "needle_grid", "save", "style", "write"]
 
 ENDINGS = (".png", ".svg", ".pdf")
 _WIDTH, _LINES_HEIGHT, _MAP_HEIGHT = 10.0, 3.5, 2.5
+_HEADS_HEIGHT, _DOT_HEIGHT = 1.0, 0.2
 _MAPS_PER_ROW = 4
 _DEPTH_BINS = 10
 _NAMED_SUBSETS = 3  # more of them are counted in a title
@@ -46,7 +47,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class _Block:
-    """The curves of one setting (and of one subset, where subsets stand apart): label -> entries by context."""
+    """The curves of one setting: method (or subset, where there is one method) -> entries by context."""
 
     title: str
     curves: dict[str, list[Entry]]
@@ -95,7 +96,7 @@ def draw(sections: Sequence[Section]) -> Figure:
     if not blocks:
         raise UserError("there is nothing to draw: no stored sample has a context length")
     look = looks((label for block in blocks for label in block.curves), BASELINE)
-    heights = [_LINES_HEIGHT + _MAP_HEIGHT * _map_rows(block) for block in blocks]
+    heights = [_lines_height(block) + _MAP_HEIGHT * _map_rows(block) for block in blocks]
     figure = Figure(figsize=(_WIDTH, sum(heights)), layout=ConstrainedLayoutEngine(wspace=0.04, hspace=0.03))
     parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)
     for part, block in zip(parts[:, 0], blocks, strict=True):
@@ -103,7 +104,15 @@ def draw(sections: Sequence[Section]) -> Figure:
     return figure
 
 
+def is_one_method(rows: Iterable[Row]) -> bool:
+    """Whether there is nothing to compare but subsets: a curve for each of them says more than one of them all."""
+    return len({(row["method"], row["method_options"]) for row in rows}) == 1
+
+
 def _blocks(section: Section) -> list[_Block]:
+    apart = len(section.subsets) > 1 and all(cell.subset is not None for cell in section.cells)
+    if apart and is_one_method(row for cell in section.cells for entry in cell.entries for row in entry.rows):
+        return _blocks_of_subsets(section)
     by_subset: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in section.cells:
         by_subset[cell.subsets].append(cell)  # one curve never joins contexts with other subsets
@@ -112,14 +121,31 @@ def _blocks(section: Section) -> list[_Block]:
         curves: dict[str, list[Entry]] = defaultdict(list)
         for cell in cells:
             for entry in cell.entries:
-                if entry.actual_ctx is not None:
-                    curves[entry.label].append(entry)
-        if curves:
-            labels, notes = noted(curves)
-            curves = {labels[label]: entries for label, entries in curves.items()}
-            subsets = ", ".join(names) if len(names) <= _NAMED_SUBSETS else f"{len(names)} subsets"
-            made.append(_Block(f"{section.setting.title} · {subsets}", curves, notes))
+                curves[entry.label].append(entry)
+        subsets = ", ".join(names) if len(names) <= _NAMED_SUBSETS else f"{len(names)} subsets"
+        made += _block(f"{section.setting.title} · {subsets}", curves)
     return made
+
+
+def _blocks_of_subsets(section: Section) -> list[_Block]:
+    """A block per method and settings with a curve per subset, where `section` has its subsets apart."""
+    by_label: dict[str, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    for cell in section.cells:
+        for entry in cell.entries:
+            by_label[entry.label][str(cell.subset)].append(entry)
+    return [
+        block for label, curves in by_label.items() for block in _block(f"{section.setting.title} · {label}", curves)
+    ]
+
+
+def _block(title: str, curves: Mapping[str, Sequence[Entry]]) -> list[_Block]:
+    """The block of these curves, where one of them has a length to stand at."""
+    known = {label: [entry for entry in entries if entry.actual_ctx is not None] for label, entries in curves.items()}
+    known = {label: entries for label, entries in known.items() if entries}
+    if not known:
+        return []
+    names, notes = noted(known)
+    return [_Block(title, {names[label]: entries for label, entries in known.items()}, notes)]
 
 
 def _draw_block(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:
@@ -130,9 +156,15 @@ def _draw_block(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:
     if not maps:
         _draw_lines(part, block, look)
         return
-    halves = part.subfigures(2, 1, height_ratios=[_LINES_HEIGHT, _MAP_HEIGHT * _map_rows(block)], squeeze=False)
+    halves = part.subfigures(2, 1, height_ratios=[_lines_height(block), _MAP_HEIGHT * _map_rows(block)], squeeze=False)
     _draw_lines(halves[0, 0], block, look)
     _draw_maps(halves[1, 0], maps)
+
+
+def _lines_height(block: _Block) -> float:
+    """Rows of many dots need more than a pair of panels has."""
+    rows = len(block.curves) if is_one_length(block.curves) else 0
+    return max(_LINES_HEIGHT, _HEADS_HEIGHT + _DOT_HEIGHT * rows)
 
 
 def _draw_lines(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:

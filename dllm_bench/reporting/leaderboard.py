@@ -13,7 +13,7 @@ from dllm_bench.reporting.statistics import Interval, mean_interval, ratio, rati
 from dllm_bench.running.measure import percentile
 from dllm_bench.running.schema import FAILED
 
-__all__ = ["BASELINE", "COLUMNS_READ", "Cell", "Entry", "Section", "Setting", "leaderboard"]
+__all__ = ["BASELINE", "COLUMNS_READ", "Cell", "Entry", "Row", "Section", "Setting", "leaderboard"]
 
 Row = Mapping[str, Any]
 
