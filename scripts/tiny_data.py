@@ -20,8 +20,9 @@ class Part:
 
     A share `stretch` of the samples stands for texts of `least` to `span` tokens. The missing haystack is made up for
     by weighting the haystack that is there, or, where `ghosts` is not 0, by up to so many keys at the positions of the
-    missing tokens. `whole`: share of the answers of needles and documents that are masked whole. `share` of the steps
-    of a stage draw this part.
+    missing tokens. Samples with several needles are stretched half as often, to at most 8 times their length. `whole`:
+    share of the answers of needles and documents that are masked whole. `share` of the steps of a stage draw this part.
+    Word problems and sums have batches of their own: a mix has nothing beside them, else ValueError.
     """
 
     mix: dict[str, float]
@@ -33,6 +34,10 @@ class Part:
     ghosts: int = 0
     least: int = 0
     whole: float = 0.4
+
+    def __post_init__(self) -> None:
+        if len(self.mix) > 1 and self.mix.keys() & {"problem", *SUMS}:
+            raise ValueError(f"{', '.join(self.mix)}: word problems and sums share no batch with others")
 
 
 @dataclass
@@ -188,7 +193,7 @@ def _stands_for(rng: random.Random, prompt: Prompt, length: int, part: Part) -> 
         stretch, span = stretch / 2, min(span, 8 * length)
     if span <= length or rng.random() >= stretch:
         return float(length)
-    return math.exp(rng.uniform(math.log(max(length, part.least)), math.log(span)))
+    return math.exp(rng.uniform(math.log(min(max(length, part.least), span)), math.log(span)))
 
 
 def _clones(prompt: Prompt, positions: list[int], gaps: dict[int, int]) -> list[list[tuple[int, int]]]:
@@ -250,7 +255,8 @@ def _steps(rng: random.Random, response: int, answer: int) -> list[bool]:
 def _masked(rng: random.Random, response: int, answer: int, listing: bool, whole: float) -> list[bool]:
     """Which response positions are masked: what decoding in one go, one by one and block by block comes across.
 
-    A share `whole` is masked whole.
+    A share `whole` is masked whole. Of the rest, 5/12 are masked at random, 5/12 from some place on, and 1/6 from
+    within a block on.
     """
     if rng.random() < whole:
         return [True] * response

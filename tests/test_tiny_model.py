@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,6 @@ from tiny_problems import held_out_problem, problem  # noqa: E402
 from tiny_prompts import KINDS, Maker  # noqa: E402
 from tiny_text import SPECIALS, WORDS_DIR, draw_key, held_out, load_words  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
-from train_tiny import Trainer  # noqa: E402
 
 from dllm_bench.models.checkpoint import load_network, read_config  # noqa: E402
 from dllm_bench.models.network import Network  # noqa: E402
@@ -163,7 +163,42 @@ def test_ghost_keys_stand_in_the_gaps_and_count_for_all_missing_haystack(maker: 
         assert not real & set(place[b][used].tolist())
         # a ghost's copy starts whole pieces behind its piece, so positions differ and ids are those of the haystack
         assert bool((place[b][used] > batch.positions[b, 0][index[b][used]]).all())
-        assert bool((weight[b][used] >= 0).all())
+        # together they weigh what all missing tokens do, up to the gaps' remainders and what stands next to its piece
+        missing = int(batch.positions[b, 0, -1]) + 1 - 320
+        assert missing > 256
+        assert 0.7 * missing < float(weight[b][used].exp().sum()) <= missing
+
+
+@needs_words
+def test_samples_stand_for_texts_of_the_lengths_asked_for(maker: Maker) -> None:
+    def longest(**settings: Any) -> list[int]:
+        part = Part(length=320, batch=16, **settings)
+        return (Batches(maker, 0).make(5, part).positions[:, 0, -1] + 1).tolist()
+
+    one, many = {"single_1": 1.0}, {"multivalue": 1.0}
+    assert longest(mix=one) == [320] * 16
+    far = longest(mix=one, stretch=1.0, least=12288, span=16384)
+    # haystack pieces have no room for the last part of a copy
+    assert all(12000 < n <= 16384 for n in far) and len(set(far)) > 8
+    near = longest(mix=many, stretch=1.0, least=12288, span=16384)
+    assert all(n == 320 or 0.9 * 8 * 320 < n <= 8 * 320 for n in near), "several needles are kept near"
+    assert len(set(near)) > 1
+
+
+@needs_words
+def test_answers_are_masked_whole_as_often_as_asked_for(maker: Maker) -> None:
+    def whole(share: float) -> int:
+        batch = Batches(maker, 0).make(5, Part({"single_1": 1.0}, 256, 40, whole=share))
+        response = batch.labels > 0
+        return int(((batch.ids[:, -batch.rows :] == maker.mask) | ~response).all(1).sum())
+
+    assert whole(1.0) == 40
+    assert whole(0.0) < 10 < whole(0.6) < 35
+
+
+def test_word_problems_share_no_batch() -> None:
+    with pytest.raises(ValueError, match="problem, single_1: word problems"):
+        Part({"problem": 1.0, "single_1": 1.0}, 256, 4)
 
 
 @needs_words
@@ -173,27 +208,6 @@ def test_held_out_keys_never_occur_in_training(maker: Maker) -> None:
     kept = [draw_key(random.Random(i), words, True) for i in range(300)]
     assert not any(held_out(k) for k in trained)
     assert all(held_out(k) for k in kept)
-
-
-@needs_words
-def test_training_is_deterministic_and_resumes(maker: Maker, tmp_path: Path) -> None:
-    batches = Batches(maker, 0)
-
-    def step(trainer: Trainer) -> None:
-        trainer.net.grow_rope(70_000)
-        trainer.update(batches.make(trainer.step, Part({"single_1": 1.0}, 224, 2, stretch=0.5, span=4096)), 1e-3)
-
-    straight, broken, resumed = (Trainer(tmp_path, 0, "cpu") for _ in range(3))
-    step(straight)
-    step(straight)
-    step(broken)
-    broken.save(tmp_path / "last.pt")
-    resumed.load(tmp_path / "last.pt")
-    step(resumed)
-    assert resumed.step == 2
-    for name, p in straight.params.items():
-        assert torch.equal(p, resumed.params[name])
-        assert torch.equal(straight.average[name], resumed.average[name])
 
 
 @needs_words
