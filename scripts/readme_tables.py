@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from tiny_card import RESULTS, found_in, rule, table
+from tiny_card import RESULTS, RULES, measured, table
 
 from dllm_bench.reporting import fidelity, tables
 from dllm_bench.reporting.leaderboard import COLUMNS_READ, leaderboard
@@ -27,16 +27,14 @@ WIDTH = 92
 USUAL = 200
 """Samples of a cell; other numbers are told."""
 
-RULES = ("threshold 0.9", "4 tokens a pass", "one token a pass")
-
 
 def accuracy() -> str:
     """A line per subset, a column per context: percent right by each rule."""
     found: dict[tuple[str, str, int | None, str], dict[str, Any]] = {}
-    for record in found_in(MODEL):
-        cell = (record["task"], record["subset"], record["ctx"], rule(record["decode_settings"]))
+    for record in measured(MODEL):
+        cell = (record["task"], record["subset"], record["ctx"], record["rule"])
         if cell in found:
-            raise ValueError(f"{MODEL} has more than one score for {cell}: rows of different machines or versions")
+            raise ValueError(f"{MODEL} has more than one score for {cell}: rows of different settings or versions")
         found[cell] = record
     lengths = sorted({ctx for _, _, ctx, _ in found}, key=lambda ctx: ctx or 0)
     heads = ["its own" if ctx is None else ctx_name(ctx) for ctx in lengths]
@@ -62,10 +60,11 @@ def percent(record: dict[str, Any] | None) -> str:
 
 
 def board(task: str) -> str:
-    """The leaderboard's table of one task."""
+    """The leaderboard's table of one task. Raises ValueError for rows of several machines: speeds compare on one."""
     sections = [s for s in leaderboard(Store(REFERENCE).read(COLUMNS_READ)) if s.setting.task == task]
-    if not sections:
-        raise ValueError(f"{REFERENCE} has no rows of {task}")
+    if len(sections) != 1:
+        titles = ", ".join(s.setting.title for s in sections) or "none"
+        raise ValueError(f"{REFERENCE} must have rows of {task} in one setting, not of: {titles}; run it with --fresh")
     return printed(lambda console: tables.print_sections(sections, console))
 
 

@@ -1,6 +1,6 @@
-"""Writes the card of the embedded model from the facts of its training and the rows of the reference leaderboard.
+"""Writes the card of the embedded model from the facts of its training and from what was measured of it.
 
-python scripts/tiny_card.py                 # reads results/reference, writes dllm_bench/models/tiny/README.md
+python scripts/tiny_card.py         # reads results/model and results/reference, writes dllm_bench/models/tiny/README.md
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import Any
 from tiny_export import FOLDER
 from tiny_stages import BLOCK, CONFIG, GEN, STAGES
 
+from dllm_bench.errors import UserError
 from dllm_bench.reporting.leaderboard import COLUMNS_READ, leaderboard
+from dllm_bench.reporting.style import noted
 from dllm_bench.reporting.tables import records
 from dllm_bench.running.lengths import ctx_name
 from dllm_bench.running.store import Store
 
 RESULTS = FOLDER.parents[2] / "results"
-HEADER = ("task", "context", "method", "decoding", "n", "score, %", "95 %", "passes")
+HEADER = ("task", "context", "method", "decoding", "n", "score, %", "95 %", "all right, %", "passes")
+RULES = ("threshold 0.9", "4 tokens a pass", "one token a pass")
+"""Commit rules in the order in which they are told."""
 
 
 def rule(decode: Mapping[str, Any]) -> str:
@@ -32,34 +36,53 @@ def rule(decode: Mapping[str, Any]) -> str:
     return "one token a pass" if per_pass == 1 else f"{per_pass:g} tokens a pass"
 
 
-def line(record: Mapping[str, Any]) -> tuple[str, ...]:
+def line(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """What the table says of one method on one subset at one length."""
     return (
         f"{record['task']} {record['subset']}",
         "–" if record["ctx"] is None else ctx_name(record["ctx"]),
-        str(record["label"]).partition(" [")[0],
-        rule(record["decode_settings"]),
+        name,
+        record["rule"],
         str(record["n"]),
         f"{100 * record['accuracy']:.1f}",
         f"{100 * record['accuracy_low']:.0f}–{100 * record['accuracy_high']:.0f}",
+        f"{100 * record['all_right']:.1f}",
         f"{record['nfe']:.1f}",
     )
 
 
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ("---",) * len(header), *lines))
+def lines(found: list[dict[str, Any]]) -> list[str]:
+    """The table of what was measured, and below it what marks behind names mean."""
+    names, notes = noted((record["method_label"] for record in found), narrow=True)
+    rows = (line(record, names[record["method_label"]].replace("\n", "")) for record in found)
+    return [table(HEADER, rows), *notes]
 
 
-def found_in(folder: Path) -> list[dict[str, Any]]:
-    """A record of each method on each subset at each length.
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ("---",) * len(header), *rows))
+
+
+def measured(folder: Path) -> list[dict[str, Any]]:
+    """A record of each method, with each commit rule, on each subset at each length.
 
     Only scores and passes are told of them, in which the machine plays no part: a run that stopped on one may have gone
-    on on another.
+    on on another. `all_right` is the share of samples with a full score. Raises UserError for a folder without rows.
     """
     rows = Store(folder).read(COLUMNS_READ)
+    if not rows:
+        raise UserError(f"'{folder}' has no rows: run 'make reference'")
     anywhere = ({**row, "device_name": None, "threads": None} for row in rows)
     sections = leaderboard(anywhere, by_subset=True)
-    return [record for record in records(sections) if record["n"]]
+    entries = (entry for section in sections for cell in section.cells for entry in cell.entries)
+    found = []
+    for record, entry in zip(records(sections), entries, strict=True):
+        record["rule"] = rule(entry.decode)
+        record["method_label"] = entry.rows[0]["method_label"]
+        record["all_right"] = sum(row["score"] == 1 for row in entry.rows) / len(entry.rows)
+        found += [record] if record["n"] else []
+    places = {(r["task"], r["ctx"], r["subset"]): i for i, r in enumerate(found)}
+    rules = {name: i for i, name in enumerate(RULES)}
+    return sorted(found, key=lambda r: (places[r["task"], r["ctx"], r["subset"]], rules.get(r["rule"], len(rules))))
 
 
 def told(run: Mapping[str, Any]) -> str:
@@ -73,6 +96,7 @@ def told(run: Mapping[str, Any]) -> str:
 def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list[dict[str, Any]]) -> str:
     """The model card: what it is, how it was trained, and what was measured without a cache and with each method."""
     longest, span = (max(getattr(p, name) for s in STAGES for p in s.parts) for name in ("length", "span"))
+    tested = ctx_name(max(record["ctx"] or 0 for record in alone))
     paragraphs = [
         "# dllm-bench tiny",
         f"A masked-diffusion Transformer in LLaDA's architecture with {training['parameters'] / 1e6:.2f} M parameters "
@@ -90,17 +114,20 @@ def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list
         f"Sequences have up to {longest} tokens; many stand for texts of up to {span} tokens, by skipped positions and "
         "by haystack tokens that count in attention as many copies of themselves, or by keys that stand at the "
         "positions of such copies. The published weights are a moving average of the training's, in bfloat16.",
-        "Data and stages were refined while this run was under way, between its stages: a fresh run of the script goes "
-        "the same way but does not give the same weights.",
+        "Data, stages and width were changed between these runs, each of which went on from the weights of the one "
+        "before (`--start`): the command above trains all stages at full width, and does not give the same weights.",
         "## Measured accuracy",
-        "By `dllm-bench run` (`make reference`; rows in `results/model` and `results/reference`), generation of at "
-        f"most {GEN} tokens in blocks of {BLOCK}. Intervals are 95 %. No sample was seen in training: haystacks, "
-        "numbers and documents are drawn anew; word problems and the documents' things are held out by hash, but "
-        "RULER's keys occur in both. `passes`: through the network, until the answer's end.",
+        f"By `dllm-bench run`, to {tested} tokens, generation of at most {GEN} tokens in blocks of {BLOCK} "
+        "(`make reference` and `make reference-long`; rows in `results/model` and `results/reference`, those of "
+        "several machines told together). Intervals are 95 %. No sample was seen in training: haystacks, numbers and "
+        "documents are drawn anew; word problems and the documents' things are held out by hash, but RULER's keys "
+        "occur in both. `score`: RULER's, the mean share of the values that the answer names, where there are "
+        "several. `all right`: samples whose answer names them all. `passes`: through the network, until the answer's "
+        "end.",
         "### Without a cache",
-        table(HEADER, map(line, alone)),
+        *lines(alone),
         "### With each method",
-        table(HEADER, map(line, methods)),
+        *lines(methods),
         "Several values are answered in the order in which they stand in the text. Accuracy falls with context because "
         "attention spreads over more haystack; that is what the harness measures methods against. Essay haystacks are "
         "made-up sentences.",
@@ -114,8 +141,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     training = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
-    found = [found_in(args.results / name) for name in ("model", "reference")]
-    text = card(training, *found)
+    try:
+        text = card(training, *(measured(args.results / name) for name in ("model", "reference")))
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     (FOLDER / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -157,6 +157,9 @@ def test_subsets_are_taken_together_only_where_all_methods_ran_them() -> None:
     assert [(cell.subset, cell.entries[0].n) for cell in only(both).cells] == [(None, 4)]
     assert [cell.subset for cell in only(both[:6]).cells] == ["multi", "single"]
     assert [cell.subset for cell in leaderboard(both, by_subset=True)[0].cells] == ["multi", "single"]
+    longer = [*rows_of(2, nominal_ctx=1024), *rows_of(2, nominal_ctx=1024, subset="multi")]
+    cells = [(cell.ctx, cell.subset) for cell in only([*both[:6], *longer]).cells]
+    assert cells == [(512, "multi"), (512, "single"), (1024, "multi"), (1024, "single")], "at all contexts alike"
 
 
 def test_subsets_with_a_file_each_share_a_table_and_two_versions_of_one_do_not() -> None:
@@ -252,7 +255,10 @@ def test_where_the_table_is_narrow_a_subset_has_a_line_of_its_own() -> None:
         place = narrow.index(["512", subset])
         assert [line[0] for line in narrow[place + 1 : place + 3]] == ["baseline", "fast_dllm"]
     many = [row for i in range(6) for row in rows_of(2, subset=f"multikey_{i}", nominal_ctx=4096)]
-    assert "…" not in "\n".join(board(80, [*rows, *many])), "names of several subsets take several lines"
+    for width in (80, 160):
+        text = "\n".join(board(width, [*rows, *many]))
+        assert "…" not in text and "6 subsets" in text, "many subsets are counted, and named below"
+        assert "4k: multikey_0, multikey_1, multikey_2," in text
     wide = [line.split()[:3] for line in board(160, rows, by_subset=True)]
     assert all(["512", subset, "baseline"] in wide for subset in ("single", name))
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rows import make_row
 
 import dllm_bench
 from dllm_bench.running.fidelity_schema import FIDELITY
@@ -32,15 +33,40 @@ def test_readme_shows_the_committed_rows() -> None:
 
 def test_the_card_shows_the_committed_rows() -> None:
     training = json.loads((tiny_export.FOLDER / "training.json").read_text(encoding="utf-8"))
-    made = tiny_card.card(training, *(tiny_card.found_in(ROOT / "results" / name) for name in FOLDERS))
+    made = tiny_card.card(training, *(tiny_card.measured(ROOT / "results" / name) for name in FOLDERS))
     assert (tiny_export.FOLDER / "README.md").read_text(encoding="utf-8") == made, "run scripts/tiny_card.py"
 
 
 def test_two_scores_of_one_cell_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tiny_card.found_in(readme_tables.MODEL)
-    monkeypatch.setattr(readme_tables, "found_in", lambda folder: [*found, found[0]])
+    found = tiny_card.measured(readme_tables.MODEL)
+    monkeypatch.setattr(readme_tables, "measured", lambda folder: [*found, found[0]])
     with pytest.raises(ValueError, match="more than one score"):
         readme_tables.accuracy()
+
+
+def test_scores_of_two_machines_are_told_together_but_not_their_speeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = json.dumps({"gen_length": 48, "steps": 12})
+    store = Store(tmp_path)
+    for index, (machine, score) in enumerate((("One", 1.0), ("Two", 0.5))):
+        store.append(make_row(index=index, device_name=machine, threads=index + 1, score=score, decode_settings=decode))
+    (record,) = tiny_card.measured(tmp_path)
+    assert (record["n"], record["accuracy"], record["all_right"]) == (2, 0.75, 0.5)
+    assert tiny_card.line(record, "baseline")[3:6] == ("4 tokens a pass", "2", "75.0")
+    monkeypatch.setattr(readme_tables, "REFERENCE", tmp_path)
+    with pytest.raises(ValueError, match=r"in one setting, not of: .*One, 1 thread, .*Two, 2 threads; .* --fresh"):
+        readme_tables.board("toy_task")
+    with pytest.raises(ValueError, match="not of: none"):
+        readme_tables.board("other_task")
+
+
+def test_a_folder_without_rows_makes_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (tiny_export.FOLDER / "README.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["tiny_card.py", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        tiny_card.main()
+    assert ended.value.code == 2 and (tiny_export.FOLDER / "README.md").read_text(encoding="utf-8") == before
 
 
 @pytest.mark.parametrize(("name", "kind"), [("model", RESULTS), ("reference", RESULTS), ("reference", FIDELITY)])

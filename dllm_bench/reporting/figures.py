@@ -264,7 +264,8 @@ def _labels(axes: Axes, curves: dict[str, list[tuple[Any, Any]]], look: dict[str
         axes.annotate(
             text, ends[name], (1.04, place), textcoords=axes.transAxes, va="center", ha="left", fontsize=8,
             color=colour, annotation_clip=False, linespacing=0.95,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.6, "shrinkA": 1, "shrinkB": 4},
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.6, "shrinkA": 1, "shrinkB": 4,
+                        "relpos": (0, 0.5)},
         )  # fmt: skip
 
 

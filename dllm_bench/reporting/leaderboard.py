@@ -153,7 +153,8 @@ class Section:
 def leaderboard(rows: Iterable[Row], *, by_subset: bool = False) -> list[Section]:
     """The sections of `rows`, which hold COLUMNS_READ.
 
-    Subsets are taken together where all methods of a cell ran the same ones, else (and with `by_subset`) apart.
+    Subsets are taken together where at each context all methods of a section ran the same ones, else (and with
+    `by_subset`) apart.
     """
     groups = _by_setting(rows)
     order = sorted(groups, key=lambda key: tuple(str(part) for part in key))
@@ -183,21 +184,22 @@ def _setting_key(row: Row) -> tuple[Any, ...]:
 
 
 def _section(key: tuple[Any, ...], rows: Sequence[Row], keys: Sequence[tuple[Any, ...]], by_subset: bool) -> Section:
+    apart = by_subset or not _same_subsets(rows)
     cells: dict[tuple[int | None, str | None], list[Row]] = defaultdict(list)
     for row in rows:
-        cells[row["nominal_ctx"], None].append(row)
-    for (ctx, _), members in list(cells.items()):
-        ran: dict[tuple[Any, ...], set[str]] = defaultdict(set)
-        for row in members:
-            ran[_identity(row)].add(row["subset"])
-        if by_subset or len({frozenset(subsets) for subsets in ran.values()}) > 1:
-            del cells[ctx, None]
-            for row in members:
-                cells[ctx, row["subset"]].append(row)
+        cells[row["nominal_ctx"], row["subset"] if apart else None].append(row)
     labels = _labels(rows)
     order = sorted(cells, key=lambda cell: (cell[0] or 0, cell[1] or ""))
     made = tuple(Cell(ctx, subset, _entries(cells[ctx, subset], labels)) for ctx, subset in order)
     return Section(_setting(key, keys), made, tuple(sorted({row["subset"] for row in rows})))
+
+
+def _same_subsets(rows: Iterable[Row]) -> bool:
+    """Whether at each context all methods, with all their settings, ran the same subsets."""
+    ran: dict[int | None, dict[tuple[Any, ...], set[str]]] = defaultdict(lambda: defaultdict(set))
+    for row in rows:
+        ran[row["nominal_ctx"]][_identity(row)].add(row["subset"])
+    return all(len({frozenset(subsets) for subsets in of_ctx.values()}) == 1 for of_ctx in ran.values())
 
 
 def _setting(key: tuple[Any, ...], keys: Sequence[tuple[Any, ...]]) -> Setting:

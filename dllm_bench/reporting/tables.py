@@ -25,6 +25,7 @@ from dllm_bench.running.lengths import ctx_name
 __all__ = ["describe_decode", "print_sections", "records", "to_csv", "to_json", "to_markdown"]
 
 _ABSENT = "–"
+_NAMED_SUBSETS = 2  # more of them are counted in a row, and named below
 _USUAL = {
     "remasking": "low_confidence",
     "confidence_dtype": "auto",
@@ -147,9 +148,11 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
 
 
 def _subset(section: Section, cell: Cell) -> str:
-    """The subsets of a cell by name, and "all" for all of several in the section."""
+    """The subsets of a cell: by name, "all" for all of several in the section, or how many, told in the caption."""
     names = cell.subsets
-    return "all" if len(names) > 1 and names == section.subsets else "+".join(names)
+    if len(names) > 1 and names == section.subsets:
+        return "all"
+    return "+".join(names) if len(names) <= _NAMED_SUBSETS else f"{len(names)} subsets"
 
 
 def _any(section: Section, value: Callable[[Entry], float | None]) -> bool:
@@ -194,6 +197,8 @@ def _caption(section: Section, all_shown: bool = True) -> str:
     entries = [entry for cell in section.cells for entry in cell.entries]
     lines = [f"decoded with {describe_decode(entries)}"]
     lines.append(f"subsets: {', '.join(section.subsets)}")
+    many = [cell for cell in section.cells if _NAMED_SUBSETS < len(cell.subsets) < len(section.subsets)]
+    lines += [f"{_ctx(cell)}: {', '.join(cell.subsets)}" for cell in many]
     if any(len(set(Counter(row["subset"] for row in e.rows).values())) > 1 for e in entries):
         lines.append("score: mean over samples; some subsets have more than others")
     short = sorted({e.speedup_samples for e in entries if e.speedup is not None and e.speedup_samples < len(e.rows)})
