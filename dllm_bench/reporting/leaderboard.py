@@ -224,9 +224,9 @@ def _labels(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
     """A label per method and settings; in brackets what tells equal labels apart, and decode settings not all share."""
     groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = defaultdict(dict)
     decodes: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-    for row in rows:
-        decode = decodes[row["subset"]].setdefault(row["decode_settings"], json.loads(row["decode_settings"]))
-        groups[row["method_label"]][_identity(row)] = {**json.loads(row["method_options"]), **decode}
+    for label, subset, identity in dict.fromkeys((row["method_label"], row["subset"], _identity(row)) for row in rows):
+        _, options, decode = identity
+        groups[label][identity] = {**json.loads(options), **decodes[subset].setdefault(decode, json.loads(decode))}
     plain = _budgets([list(of_subset.values()) for of_subset in decodes.values()])
     differing = _differing([decode for of_subset in decodes.values() for decode in of_subset.values()])
     labels = {}
