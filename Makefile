@@ -32,6 +32,7 @@ METHODS := baseline,fast_dllm,dllm_cache,elastic_cache,acache,wavefilter,wavefil
 NEEDLES := single_1,single_2,multikey_1,multikey_2,multivalue,multiquery
 MODEL := $(BIN)/dllm-bench run --out results/model --method baseline
 REFERENCE := $(BIN)/dllm-bench run --out results/reference --method $(METHODS) --steps 48
+FIDELITY := $(BIN)/dllm-bench fidelity --out results/reference --method $(METHODS) --steps 48 --samples 10
 REPORTS = $(BIN)/dllm-bench plot results/reference --out results/reference/leaderboard.png && \
   $(BIN)/python scripts/tiny_card.py && $(BIN)/python scripts/readme_tables.py
 
@@ -40,10 +41,9 @@ reference: $(STAMP)
 	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 512,1k --samples 200
 	$(MODEL) --task longbench:mini --ctx 512,1k --samples 200
 	$(REFERENCE) --task gsm8k:mini --samples 30
-	$(BIN)/dllm-bench fidelity --method $(METHODS) --task gsm8k:mini --samples 10 --steps 48 --out results/reference \
-	  --plot results/reference/fidelity.png
-	$(BIN)/dllm-bench fidelity --method $(METHODS) --task ruler_niah --subset multikey_1 --ctx 1k --samples 10 \
-	  --steps 48 --out results/reference --plot results/reference/fidelity_needles.png
+	$(FIDELITY) --task gsm8k:mini --plot results/reference/fidelity.png
+	$(FIDELITY) --task ruler_niah --subset multikey_1 --ctx 1k --plot results/reference/fidelity_needles.png
+	$(FIDELITY) --task ruler_niah --subset multivalue --ctx 1k --plot results/reference/fidelity_values.png
 	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 512,1k --samples 20
 	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 4k --samples 5
 	$(MODEL) --task gsm8k:mini --samples 200 --steps 48

@@ -45,7 +45,10 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     arguments = ["--method", "baseline,fast_dllm,sparse_dllm", "--samples", "2", "--plot", str(picture)]
     result = call(folder, *arguments)
     assert result.exit_code == 0, result.output
-    lines = {line.split()[1]: line.split() for line in result.stdout.splitlines() if line.strip().startswith("256")}
+    told = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    lined = [words if words[0] == "256" else ["", *words] for words in told]
+    assert [words[:2] for words in lined if words[1:2] == ["baseline"]] == [["256", "baseline"]]
+    lines = {words[1]: words for words in lined if len(words) > 2}
     assert lines["baseline"][2:8] == ["2", "100.0", "never", "0", "0", "–"]
     assert lines["fast_dllm"][5] != "0" and float(lines["fast_dllm"][7]) > 0
     assert picture.stat().st_size > 1000 and f"wrote {picture}" in result.stdout

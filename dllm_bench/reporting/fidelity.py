@@ -224,9 +224,12 @@ def _table(made: Sequence[Summary], highest: int, stacked: bool) -> Table:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    lead: list[tuple[str, list[str]]] = [("ctx", [_ABSENT if s.ctx is None else ctx_name(s.ctx) for s in made])]
-    if len({s.subset for s in made}) > 1:
-        lead.append(("subset", [s.subset for s in made]))
+    cells = [(s.ctx, s.subset) for s in made]
+    first = [i == 0 or cells[i] != cells[i - 1] for i in range(len(made))]
+    ctxs = [_ABSENT if ctx is None else ctx_name(ctx) for ctx, _ in cells]
+    lead = [("ctx", _where(ctxs, first))]
+    if len({subset for _, subset in cells}) > 1:
+        lead.append(("subset", _where([subset for _, subset in cells], first)))
     lead.append(("method", [names[s.label] for s in made]))
     lead.append(("n", [str(s.samples) for s in made]))
     if any(s.failed for s in made):
@@ -236,9 +239,14 @@ def _table(made: Sequence[Summary], highest: int, stacked: bool) -> Table:
     for head, _ in columns:
         built.add_column(head, justify="left" if head in ("method", "subset") else "right", no_wrap=True)
     for i in range(len(made)):
-        last = i + 1 == len(made) or made[i + 1].ctx != made[i].ctx
+        last = i + 1 == len(made) or first[i + 1]
         built.add_row(*(Text(texts[i]) for _, texts in columns), end_section=last)
     return built
+
+
+def _where(texts: Sequence[str], first: Sequence[bool]) -> list[str]:
+    """Told once where it is the same for the rows below."""
+    return [text if here else "" for text, here in zip(texts, first, strict=True)]
 
 
 def _caption(made: Sequence[Summary], highest: int) -> Iterator[str]:
