@@ -1,4 +1,4 @@
-"""Prompts of the tiny model's needle tasks, in RULER's wording."""
+"""Prompts in the wording of RULER's needle tasks, word problems and sums, as pieces whose tokens training weighs."""
 
 from __future__ import annotations
 
