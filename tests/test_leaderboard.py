@@ -218,6 +218,19 @@ def test_the_baseline_stands_first_and_alike_labels_are_told_apart() -> None:
     ]
 
 
+def test_labels_tell_what_rules_and_nothing_else() -> None:
+    def labels(*settings: dict[str, Any]) -> set[str]:
+        rows = [row for one in settings for row in rows_of(1, decode_settings=json.dumps({"gen_length": 64, **one}))]
+        return {entry.label for entry in only(rows).cells[0].entries}
+
+    quota, threshold = {"steps": 16, "threshold": None}, {"steps": 64, "threshold": 0.9}
+    assert labels(quota, threshold) == {"baseline [steps=16]", "baseline [threshold=0.9]"}
+    assert labels(quota, {**quota, "steps": 64}) == {"baseline [steps=16]", "baseline [steps=64]"}
+    # where that leaves two alike, all is told
+    both = labels(quota, threshold, {**threshold, "steps": 32})
+    assert both == {f"baseline [steps={s}, threshold={t}]" for s, t in ((16, None), (64, 0.9), (32, 0.9))}
+
+
 def test_no_method_hides_decode_settings_that_are_not_the_same_for_all() -> None:
     settings = [{"block_length": 32, "gen_length": 64, "steps": 64, "threshold": t} for t in (0.9, 0.5)]
     rows = [

@@ -13,12 +13,15 @@ from dllm_bench.reporting.statistics import Interval, mean_interval, ratio, rati
 from dllm_bench.running.measure import percentile
 from dllm_bench.running.schema import FAILED
 
-__all__ = ["BASELINE", "COLUMNS_READ", "Cell", "Entry", "Row", "Section", "Setting", "leaderboard"]
+__all__ = ["BASELINE", "COLUMNS_READ", "RULES", "Cell", "Entry", "Row", "Section", "Setting", "leaderboard"]
 
 Row = Mapping[str, Any]
 
 BASELINE = "baseline"
 """The method that speed-ups refer to."""
+
+RULES = ("threshold", "factor", "tokens_per_pass")
+"""Decode settings of commit rules beside which the number of steps rules nothing."""
 
 _SHOWN = ("model", "task", "dtype", "device_type", "device_name", "threads")
 _HIDDEN = (
@@ -232,10 +235,19 @@ def _labels(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
     labels = {}
     for label, members in groups.items():
         telling = sorted((differing | _differing(members.values())) - plain)
+        brief = {identity: _told(facts, telling, brief=True) for identity, facts in members.items()}
+        alike = len(set(brief.values())) < len(brief)
         for identity, facts in members.items():
-            told = ", ".join(f"{name}={facts.get(name)}" for name in telling)
+            told = _told(facts, telling, brief=False) if alike else brief[identity]
             labels[identity] = f"{label} [{told}]" if told else label
     return labels
+
+
+def _told(facts: Mapping[str, Any], names: Iterable[str], *, brief: bool) -> str:
+    """Settings by name and value; in `brief` those alone that rule something."""
+    ruled = any(facts.get(rule) is not None for rule in RULES)
+    idle = {name for name in names if brief and (facts.get(name) is None or (name == "steps" and ruled))}
+    return ", ".join(f"{name}={facts.get(name)}" for name in names if name not in idle)
 
 
 def _budgets(by_subset: Sequence[Sequence[Mapping[str, Any]]]) -> set[str]:

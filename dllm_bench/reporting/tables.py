@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dllm_bench.reporting.leaderboard import Cell, Entry, Section
+from dllm_bench.reporting.leaderboard import RULES, Cell, Entry, Section
 from dllm_bench.reporting.style import noted
 from dllm_bench.reporting.style import stacked as stacked_name
 from dllm_bench.running.lengths import ctx_name
@@ -273,8 +273,7 @@ def _is_off(name: str, value: Any, settings: Sequence[Mapping[str, Any]]) -> boo
     if value is None or (name in _USUAL and value == _USUAL[name]):
         return True
     if name == "steps":
-        rules = ("threshold", "factor", "tokens_per_pass")
-        return all(any(one.get(rule) is not None for rule in rules) for one in settings)
+        return all(any(one.get(rule) is not None for rule in RULES) for one in settings)
     return name == "eps" and all(one.get("alg") is None for one in settings)
 
 
