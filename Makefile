@@ -45,7 +45,7 @@ reference: $(STAMP)
 	$(FIDELITY) --task ruler_niah --subset multikey_1 --ctx 1k --plot results/reference/fidelity_needles.png
 	$(FIDELITY) --task ruler_niah --subset multivalue --ctx 1k --plot results/reference/fidelity_values.png
 	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 512,1k --samples 20
-	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 4k --samples 5
+	$(REFERENCE) --task ruler_niah --subset single_1,multikey_1,multivalue --ctx 4k --samples 2
 	$(MODEL) --task gsm8k:mini --samples 200 --steps 48
 	$(MODEL) --task gsm8k:mini --samples 200 --steps 12
 	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 512 --samples 200 --steps 12

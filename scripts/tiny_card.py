@@ -78,7 +78,7 @@ def measured(folder: Path) -> list[dict[str, Any]]:
     for record, entry in zip(records(sections), entries, strict=True):
         record["rule"] = rule(entry.decode)
         record["method_label"] = entry.rows[0]["method_label"]
-        record["all_right"] = sum(row["score"] == 1 for row in entry.rows) / len(entry.rows)
+        record["all_right"] = sum(row["score"] == 1 for row in entry.rows) / max(entry.n, 1)
         found += [record] if record["n"] else []
     places = {(r["task"], r["ctx"], r["subset"]): i for i, r in enumerate(found)}
     rules = {name: i for i, name in enumerate(RULES)}

@@ -255,8 +255,8 @@ def _steps(rng: random.Random, response: int, answer: int) -> list[bool]:
 def _masked(rng: random.Random, response: int, answer: int, listing: bool, whole: float) -> list[bool]:
     """Which response positions are masked: what decoding in one go, one by one and block by block comes across.
 
-    A share `whole` is masked whole. Of the rest, 5/12 are masked at random, 5/12 from some place on, and 1/6 from
-    within a block on.
+    A share `whole` is masked whole. Of the rest, 5/12 are masked at random (listings: all), 5/12 from some place on,
+    and 1/6 from within a block on.
     """
     if rng.random() < whole:
         return [True] * response

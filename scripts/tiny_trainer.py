@@ -20,7 +20,7 @@ from dllm_bench.errors import UserError
 from dllm_bench.models.checkpoint import load_network, read_config
 from dllm_bench.models.network import Network, Weights
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "trained"]
 
 
 class TrainingNetwork(Network):
@@ -99,7 +99,7 @@ def loss_of(net: TrainingNetwork, batch: Batch, bfloat16: bool) -> tuple[Tensor,
     return (each * weights).sum() / weights.sum(), ((hit * full).sum(1) / full.sum(1)).tolist()
 
 
-_STATE = ("seed", "step", "started", "before", "tokens", "seconds")
+_STATE = ("seed", "step", "started", "before", "tokens", "seconds", "threads")
 
 
 class Trainer:
@@ -108,6 +108,7 @@ class Trainer:
     Attributes:
         step: steps done, those of the runs before included; started: step at which this run began.
         before: facts of the runs that led to the weights this one began with, as a card tells them.
+        tokens, seconds, threads: what this run took.
     """
 
     def __init__(self, seed: int, device: str) -> None:
@@ -116,6 +117,7 @@ class Trainer:
         weights = structured_weights(self.config, seed)
         self.step, self.started, self.tokens, self.seconds = 0, 0, 0, 0.0
         self.before: list[dict[str, Any]] = []
+        self.threads = torch.get_num_threads()
         self.net = TrainingNetwork(self.config, _to(weights, device))
         self.params = dict(leaves(self.net.weights))
         for p in self.params.values():
@@ -154,16 +156,18 @@ class Trainer:
     def start_from(self, folder: Path) -> None:
         """Goes on from a published model, which may be narrower (see tiny_grow.py), where its last run ended.
 
-        Raises UserError where the folder has no model, or no record of its training.
+        Raises UserError where the folder has no model, none that this one can grow from, or no record of its training.
         """
         architecture, config = read_config(folder)
         old = load_network(folder, architecture, config, torch.float32, torch.device("cpu")).weights
+        seed, self.before = trained(folder)
+        if seed != self.seed:
+            raise UserError(f"'{folder}' was trained with seed {seed}: pass --seed {seed}")
+        self.step = self.started = self.before[-1]["to"]
         try:
-            self.before = json.loads((folder / "training.json").read_text(encoding="utf-8"))["runs"]
-            self.step = self.started = self.before[-1]["to"]
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise UserError(f"'{folder / 'training.json'}' does not tell at which step its training ended") from error
-        new = dict(leaves(old if config == self.config else grown(old, config, self.config, self.seed)))
+            new = dict(leaves(old if config == self.config else grown(old, config, self.config, self.seed)))
+        except ValueError as error:
+            raise UserError(f"'{folder}' cannot become this model: {error}") from error
         with torch.no_grad():
             for name, p in self.params.items():
                 p.copy_(new[name])
@@ -195,8 +199,21 @@ class Trainer:
                 setattr(self, name, state[name])
         except FileNotFoundError as error:
             raise UserError(f"there is no checkpoint '{path}': train first, or name another --folder") from error
-        except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
             raise UserError(f"'{path}' is not a whole checkpoint of this model: move it away to start over") from error
+
+
+def trained(folder: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Seed and runs of a published model; raises UserError where its record is missing or broken."""
+    path = folder / "training.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        seed, runs = int(told["seed"]), list(told["runs"])
+        if not runs or not all(isinstance(run["to"], int) for run in runs):
+            raise ValueError("a run without an end")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"'{path}' does not tell at which step the training of the model ended") from error
+    return seed, runs
 
 
 def _to(weights: Weights, device: str) -> Weights:

@@ -26,7 +26,7 @@ from tiny_export import FOLDER, export
 from tiny_prompts import TEMPLATES, Maker
 from tiny_stages import BLOCK, CONFIG, GEN, STAGES, Stage
 from tiny_text import WORDS_DIR, load_words, train_tokenizer
-from tiny_trainer import Trainer
+from tiny_trainer import Trainer, trained
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -66,25 +66,28 @@ class Progress:
 
 
 class Stop:
-    """Notes Ctrl-C and SIGTERM, so that a step ends and is saved; a second one stops at once."""
+    """Notes Ctrl-C and SIGTERM, so that a step ends and is saved; a second one of either stops at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.signal = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self.SIGNALS:
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: Any) -> None:
         self.signal = number
-        signal.signal(number, signal.SIG_DFL)
+        for each in self.SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
 
 
-def stage_at(step: int, stages: list[Stage]) -> tuple[Stage, float] | None:
-    """The stage of a step and how far through it is (0 to 1); None behind the last."""
+def stage_at(step: int, stages: list[Stage]) -> tuple[Stage, float]:
+    """The stage of a step and how far through it is (0 to 1)."""
     for stage in stages:
         if step < stage.steps:
             return stage, step / stage.steps
         step -= stage.steps
-    return None
+    raise ValueError("behind the last stage")
 
 
 def train(trainer: Trainer, maker: Maker, last: Path, args: argparse.Namespace) -> int:
@@ -96,8 +99,8 @@ def train(trainer: Trainer, maker: Maker, last: Path, args: argparse.Namespace) 
           f"saved to {last}; a line every {args.show} steps, held-out accuracy every {args.evaluate}",
           flush=True)  # fmt: skip
     progress, saved = Progress(), time.perf_counter()
-    while trainer.step < end and not stop.signal and (where := stage_at(trainer.step, STAGES)) is not None:
-        stage, through = where
+    while trainer.step < end and not stop.signal:
+        stage, through = stage_at(trainer.step, STAGES)
         began = time.perf_counter()
         batch = batches.make(trainer.step, stage.part(trainer.seed, trainer.step))
         rate = stage.rate(through) * min(1.0, (trainer.step - trainer.started + 1) / 200)
@@ -106,7 +109,7 @@ def train(trainer: Trainer, maker: Maker, last: Path, args: argparse.Namespace) 
         if trainer.step % args.show == 0:
             print(progress.line(trainer, end, rate), flush=True)
             progress = Progress()
-        if trainer.step % args.evaluate == 0:
+        if trainer.step % args.evaluate == 0 and not stop.signal:
             report(trainer.averaged(), maker, stage.checks, 8)
             progress = Progress()
         if time.perf_counter() - saved > SAVED_EVERY:
@@ -141,8 +144,10 @@ def report(net: Network, maker: Maker, checks: tuple[tuple[str, int], ...], coun
 def publish(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
     """Writes the averaged weights, and the facts of the run that the card tells behind those of the runs before it.
 
-    Raises UserError where half-trained weights would replace those of the package.
+    Raises UserError where nothing was trained, or half-trained weights would replace those of the package.
     """
+    if trainer.step == trainer.started:
+        raise UserError(f"'{args.folder}' trained no step yet: there is nothing to publish")
     if args.out.resolve() == FOLDER and trainer.step < TOTAL:
         raise UserError(f"training is at step {trainer.step} of {TOTAL}: name another --out than the package's own")
     run = {
@@ -150,7 +155,7 @@ def publish(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) ->
         "to": trainer.step,
         "tokens": trainer.tokens,
         "seconds": round(trainer.seconds),
-        "threads": args.threads,
+        "threads": trainer.threads,
         "machine": args.machine,
         "about": args.about,
     }
@@ -178,7 +183,7 @@ def tokenizer_of(folder: Path, words_dir: Path, seed: int) -> Tokenizer:
 def device_of(name: str) -> str:
     """`name`, if tensors can be there; raises UserError."""
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:
         known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise UserError(f"cannot train on device '{name}': valid here: {', '.join(known)}") from error
@@ -211,7 +216,7 @@ def parser() -> Parser:
     add("--steps", type=positive, help="stop after so many steps more, instead of at the end")
     add("--seed", type=int, default=0, help="of weights and batches")
     add("--device", default="cpu", help="cpu or cuda")
-    add("--threads", type=positive, default=1, help="of the CPU")
+    add("--threads", type=positive, default=1, help="of the CPU, for training")
     add("--show", type=positive, default=50, help="steps between lines of progress")
     add("--evaluate", type=positive, default=1000, help="steps between measurements of held-out accuracy")
     add("--export", action="store_true", help="publish the checkpoint instead of training")
@@ -221,22 +226,34 @@ def parser() -> Parser:
     return made
 
 
+def begin(trainer: Trainer, start: Path, folder: Path) -> None:
+    """Begins a run in `folder` with the weights and the tokenizer of a published model that has stages to go."""
+    trainer.start_from(start)
+    if trainer.step >= TOTAL:
+        raise UserError(
+            f"'{start}' was trained to step {trainer.step}, and the last stage ends at {TOTAL}: add a stage"
+        )
+    tokenizer = (start / "tokenizer.json").read_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+
+
 def run(args: argparse.Namespace) -> int:
     """Trains or publishes. Returns the exit code; raises UserError and OSError for bad input."""
     torch.set_num_threads(args.threads)
     device = device_of(args.device)
     words = load_words(args.words)
     last = args.folder / "last.pt"
-    if args.start and (last.exists() or args.export):
-        raise UserError(f"--start begins a run, and '{args.folder}' has one: leave it out, or name another --folder")
+    if args.export and args.start:
+        raise UserError("--start is for training: --export publishes the checkpoint of --folder")
     trainer = Trainer(args.seed, device)
     if args.export or last.exists():
         trainer.load(last)
+        if args.start and trained(args.start)[1] != trainer.before:
+            raise UserError(f"the run in '{args.folder}' did not begin from '{args.start}': name another --folder")
     elif args.start:
-        trainer.start_from(args.start)
+        begin(trainer, args.start, args.folder)
     args.folder.mkdir(parents=True, exist_ok=True)
-    if args.start and not (args.folder / "tokenizer.json").exists():
-        (args.folder / "tokenizer.json").write_bytes((args.start / "tokenizer.json").read_bytes())
     tokenizer = tokenizer_of(args.folder, args.words, args.seed)
     if args.export:
         publish(trainer, tokenizer, args)
@@ -250,6 +267,8 @@ def main() -> None:
     args = made.parse_args()
     try:
         sys.exit(run(args))
+    except KeyboardInterrupt:  # before the first step: there is nothing to save
+        sys.exit(128 + signal.SIGINT)
     except UserError as error:
         made.error(str(error))
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,21 +140,32 @@ def test_contexts_with_other_subsets_are_no_curve(tmp_path: Path) -> None:
     assert titles == ["4 subsets", "a"]
 
 
-def test_results_of_one_method_have_a_line_per_subset(tmp_path: Path) -> None:
-    decodes = [json.dumps({"gen_length": 64, "steps": steps}) for steps in (16, 64)]
+def test_results_of_one_method_have_a_line_per_subset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    caveat = {"method": "m", "method_label": "m [adapted: a router that is told at some length]"}
     rows = [
-        make_row(subset=subset, nominal_ctx=ctx, actual_ctx=ctx - 2, decode_settings=decode, needle_depths=[50.0])
-        for decode in decodes
-        for subset, ctxs in (("a", (512, 2048)), ("b", (512,)))
-        for ctx in ctxs
+        *(make_row(subset=s, nominal_ctx=c, actual_ctx=c - 2, **caveat) for s in ("a", "b") for c in (512, 2048)),
+        *(make_row(task="other", subset=s, method_label=m, method=m) for s in ("a", "b") for m in METHODS),
     ]
-    assert figures.is_one_method(rows) and not figures.is_one_method(result_rows())
-    blocks = figures._blocks(*stored(tmp_path, rows, by_subset=True))
-    assert [block.title.rpartition(" · ")[2] for block in blocks] == ["baseline [steps=16]", "baseline [steps=64]"]
-    lengths = [{name: [e.actual_ctx for e in entries] for name, entries in block.curves.items()} for block in blocks]
-    assert lengths == [{"a": [510.0, 2046.0], "b": [510.0]}] * 2
+    stored(tmp_path, rows)
+    drawn: list[Section] = []
+    monkeypatch.setattr(figures, "save", lambda sections, file: drawn.extend(sections))
     plot(tmp_path / "one.png", tmp_path, False)
-    assert matplotlib.image.imread(tmp_path / "one.png").shape[:2] == (2 * 1200, 2000), "two blocks, not one of all"
+    blocks = [block for section in drawn for block in figures._blocks(section)]
+    lengths = [{name: [e.actual_ctx for e in entries] for name, entries in block.curves.items()} for block in blocks]
+    assert lengths == [{name: [500.0] for name in METHODS}, {"a": [510.0, 2046.0], "b": [510.0, 2046.0]}]
+    assert blocks[1].title.endswith(" · m†"), "a long caveat is no part of a title"
+    assert blocks[1].notes == ["† adapted: a router that is told at some length"]
+
+
+def test_points_at_several_lengths_are_no_rows_of_dots(tmp_path: Path) -> None:
+    rows = [make_row(subset="a"), make_row(subset="b", nominal_ctx=2048, actual_ctx=2000)]
+    made = draw(stored(tmp_path, rows, by_subset=True))
+    assert made.subfigs[0].axes[0].get_xlabel() == "actual context in tokens"
+
+
+def test_many_lines_make_a_taller_figure(tmp_path: Path) -> None:
+    rows = [make_row(subset=f"set_{i}", nominal_ctx=c, actual_ctx=c) for i in range(30) for c in (512, 2048)]
+    assert draw(stored(tmp_path, rows, by_subset=True)).get_size_inches()[1] == pytest.approx(1 + 0.22 * 30)
 
 
 def test_many_subsets_of_one_length_make_a_taller_figure(tmp_path: Path) -> None:

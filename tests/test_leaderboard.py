@@ -226,9 +226,34 @@ def test_labels_tell_what_rules_and_nothing_else() -> None:
     quota, threshold = {"steps": 16, "threshold": None}, {"steps": 64, "threshold": 0.9}
     assert labels(quota, threshold) == {"baseline [steps=16]", "baseline [threshold=0.9]"}
     assert labels(quota, {**quota, "steps": 64}) == {"baseline [steps=16]", "baseline [steps=64]"}
+    assert labels({**quota, "steps": 64}, threshold) == {"baseline [steps=64]", "baseline [threshold=0.9]"}
     # where that leaves two alike, all is told
     both = labels(quota, threshold, {**threshold, "steps": 32})
     assert both == {f"baseline [steps={s}, threshold={t}]" for s, t in ((16, None), (64, 0.9), (32, 0.9))}
+
+
+def test_brief_labels_stand_where_subsets_have_their_own_budgets() -> None:
+    rows = [
+        row
+        for subset, length in (("a", 32), ("b", 64))
+        for rule in ({"threshold": 0.9, "tokens_per_pass": None}, {"threshold": None, "tokens_per_pass": 4})
+        for row in rows_of(1, subset=subset, decode_settings=json.dumps({"gen_length": length, **rule}))
+    ]
+    labels = {entry.label for cell in only(rows).cells for entry in cell.entries}
+    assert labels == {"baseline [threshold=0.9]", "baseline [tokens_per_pass=4]"}
+
+
+def test_as_many_other_subsets_are_told() -> None:
+    rows = [
+        row
+        for names, ctx in (("abc", 512), ("def", 1024))
+        for n in names
+        for row in rows_of(1, subset=n, nominal_ctx=ctx)
+    ]
+    assert [line.split()[:3] for line in board(120, rows) if "3 subsets" in line] == [
+        ["512", "3", "subsets"],
+        ["1k", "3", "subsets"],
+    ]
 
 
 def test_no_method_hides_decode_settings_that_are_not_the_same_for_all() -> None:

@@ -22,12 +22,13 @@ def plot(
 ) -> None:
     """Draw score and speed against the actual context, and where in the context needles are found.
 
-    A line stands for a method; where all results are of one method, for a subset.
+    A line stands for a method; where a task was run by one method in one way, for a subset.
     """
     from dllm_bench.reporting import figures
     from dllm_bench.reporting.leaderboard import leaderboard
 
     figures.check_ending(out)
     _, rows = stored_rows(folder)
-    figures.save(leaderboard(rows, by_subset=by_subset or figures.is_one_method(rows)), out)
+    apart = leaderboard(rows, by_subset=True)
+    figures.save(apart if by_subset else figures.by_what_differs(leaderboard(rows), apart), out)
     typer.echo(f"wrote {out}")

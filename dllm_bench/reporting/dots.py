@@ -16,8 +16,9 @@ __all__ = ["draw_dots", "is_one_length"]
 
 
 def is_one_length(curves: Mapping[str, Sequence[Entry]]) -> bool:
-    """Whether several methods have one entry each: names at the end of curves would have to be moved far apart."""
-    return len(curves) > 1 and all(len(entries) == 1 for entries in curves.values())
+    """Whether several curves are one point each, at one length: names beside them would have to be moved far apart."""
+    lengths = {row["nominal_ctx"] for entries in curves.values() for entry in entries for row in entry.rows}
+    return len(curves) > 1 and len(lengths) == 1 and all(len(entries) == 1 for entries in curves.values())
 
 
 def draw_dots(part: SubFigure, curves: Mapping[str, Sequence[Entry]], look: Mapping[str, Look]) -> None:

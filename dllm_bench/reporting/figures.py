@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.errors import UserError, nearest
 from dllm_bench.reporting.dots import draw_dots, is_one_length
-from dllm_bench.reporting.leaderboard import BASELINE, Cell, Entry, Row, Section
+from dllm_bench.reporting.leaderboard import BASELINE, Cell, Entry, Section
 from dllm_bench.reporting.style import Look, looks, noted, spread, stacked
 from dllm_bench.running.lengths import ctx_name
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["ENDINGS", "check_ending", "draw", "is_one_method", "needle_grid", "save", "style", "write"]
+__all__ = ["ENDINGS", "by_what_differs", "check_ending", "draw", "needle_grid", "save", "style", "write"]
 
 ENDINGS = (".png", ".svg", ".pdf")
 _WIDTH, _LINES_HEIGHT, _MAP_HEIGHT = 10.0, 3.5, 2.5
-_HEADS_HEIGHT, _DOT_HEIGHT = 1.0, 0.2
+_HEADS_HEIGHT, _DOT_HEIGHT, _LABEL_HEIGHT = 1.0, 0.2, 0.22
 _MAPS_PER_ROW = 4
 _DEPTH_BINS = 10
 _NAMED_SUBSETS = 3  # more of them are counted in a title
@@ -104,15 +104,19 @@ def draw(sections: Sequence[Section]) -> Figure:
     return figure
 
 
-def is_one_method(rows: Iterable[Row]) -> bool:
-    """Whether there is nothing to compare but subsets: a curve for each of them says more than one of them all."""
-    return len({(row["method"], row["method_options"]) for row in rows}) == 1
+def by_what_differs(joint: Sequence[Section], apart: Sequence[Section]) -> list[Section]:
+    """Of each pair of sections the one with its subsets apart, where there is nothing to compare but subsets."""
+    return [two if _is_one_label(two) else one for one, two in zip(joint, apart, strict=True)]
+
+
+def _is_one_label(section: Section) -> bool:
+    return len({entry.label for cell in section.cells for entry in cell.entries}) == 1
 
 
 def _blocks(section: Section) -> list[_Block]:
     apart = len(section.subsets) > 1 and all(cell.subset is not None for cell in section.cells)
-    if apart and is_one_method(row for cell in section.cells for entry in cell.entries for row in entry.rows):
-        return _blocks_of_subsets(section)
+    if apart and _is_one_label(section):
+        return _block_of_subsets(section)
     by_subset: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in section.cells:
         by_subset[cell.subsets].append(cell)  # one curve never joins contexts with other subsets
@@ -127,15 +131,15 @@ def _blocks(section: Section) -> list[_Block]:
     return made
 
 
-def _blocks_of_subsets(section: Section) -> list[_Block]:
-    """A block per method and settings with a curve per subset, where `section` has its subsets apart."""
-    by_label: dict[str, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+def _block_of_subsets(section: Section) -> list[_Block]:
+    """A curve per subset, where one method ran with one rule."""
+    curves: dict[str, list[Entry]] = defaultdict(list)
     for cell in section.cells:
-        for entry in cell.entries:
-            by_label[entry.label][str(cell.subset)].append(entry)
-    return [
-        block for label, curves in by_label.items() for block in _block(f"{section.setting.title} · {label}", curves)
-    ]
+        curves[str(cell.subset)] += cell.entries
+    (label,) = {entry.label for entries in curves.values() for entry in entries}
+    names, notes = noted([label])
+    block = _block(f"{section.setting.title} · {names[label]}", curves)
+    return [_Block(one.title, one.curves, notes) for one in block]
 
 
 def _block(title: str, curves: Mapping[str, Sequence[Entry]]) -> list[_Block]:
@@ -162,9 +166,9 @@ def _draw_block(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:
 
 
 def _lines_height(block: _Block) -> float:
-    """Rows of many dots need more than a pair of panels has."""
-    rows = len(block.curves) if is_one_length(block.curves) else 0
-    return max(_LINES_HEIGHT, _HEADS_HEIGHT + _DOT_HEIGHT * rows)
+    """Many rows of dots, or many names behind lines, need more than a pair of panels has."""
+    each = _DOT_HEIGHT if is_one_length(block.curves) else _LABEL_HEIGHT
+    return max(_LINES_HEIGHT, _HEADS_HEIGHT + each * sum(stacked(name).count("\n") + 1 for name in block.curves))
 
 
 def _draw_lines(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:

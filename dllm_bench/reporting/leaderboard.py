@@ -13,7 +13,7 @@ from dllm_bench.reporting.statistics import Interval, mean_interval, ratio, rati
 from dllm_bench.running.measure import percentile
 from dllm_bench.running.schema import FAILED
 
-__all__ = ["BASELINE", "COLUMNS_READ", "RULES", "Cell", "Entry", "Row", "Section", "Setting", "leaderboard"]
+__all__ = ["BASELINE", "COLUMNS_READ", "RULES", "Cell", "Entry", "Section", "Setting", "leaderboard"]
 
 Row = Mapping[str, Any]
 
@@ -232,22 +232,27 @@ def _labels(rows: Iterable[Row]) -> dict[tuple[Any, ...], str]:
         groups[label][identity] = {**json.loads(options), **decodes[subset].setdefault(decode, json.loads(decode))}
     plain = _budgets([list(of_subset.values()) for of_subset in decodes.values()])
     differing = _differing([decode for of_subset in decodes.values() for decode in of_subset.values()])
-    labels = {}
+    labels: dict[tuple[Any, ...], str] = {}
     for label, members in groups.items():
         telling = sorted((differing | _differing(members.values())) - plain)
-        brief = {identity: _told(facts, telling, brief=True) for identity, facts in members.items()}
-        alike = len(set(brief.values())) < len(brief)
-        for identity, facts in members.items():
-            told = _told(facts, telling, brief=False) if alike else brief[identity]
-            labels[identity] = f"{label} [{told}]" if told else label
+        full = {identity: _told(facts, telling) for identity, facts in members.items()}
+        brief = {identity: _told(facts, _ruling(facts, identity[2], telling)) for identity, facts in members.items()}
+        chosen = full if len(set(brief.values())) < len(set(full.values())) else brief
+        labels |= {identity: f"{label} [{told}]" if told else label for identity, told in chosen.items()}
     return labels
 
 
-def _told(facts: Mapping[str, Any], names: Iterable[str], *, brief: bool) -> str:
-    """Settings by name and value; in `brief` those alone that rule something."""
-    ruled = any(facts.get(rule) is not None for rule in RULES)
-    idle = {name for name in names if brief and (facts.get(name) is None or (name == "steps" and ruled))}
-    return ", ".join(f"{name}={facts.get(name)}" for name in names if name not in idle)
+def _told(facts: Mapping[str, Any], names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={facts.get(name)}" for name in names)
+
+
+def _ruling(facts: Mapping[str, Any], decode_settings: str, names: Collection[str]) -> list[str]:
+    """Those of `names` that are set and rule something; the number of steps does where no other rule is set."""
+    decode = json.loads(decode_settings)
+    ruled = any(decode.get(rule) is not None for rule in RULES)
+    ruling = [name for name in names if facts.get(name) is not None and not (name == "steps" and ruled)]
+    by_steps = not ruled and decode.get("steps") is not None and not {*RULES}.isdisjoint(names)
+    return ruling or (["steps"] if by_steps else [])
 
 
 def _budgets(by_subset: Sequence[Sequence[Mapping[str, Any]]]) -> set[str]:

@@ -107,7 +107,7 @@ def _table(section: Section, highest: int, stacked: bool) -> Table:
     every = [*_metric_columns(section), *_COLUMNS]
     columns = [c for c in every if c.rank <= highest and (c.rank == 0 or _any(section, c.value))]
     failed = any(entry.failed for cell in section.cells for entry in cell.entries)
-    apart = len({_subset(section, cell) for cell in section.cells}) > 1
+    apart = len({cell.subsets for cell in section.cells}) > 1
     names, notes = noted((entry.label for cell in section.cells for entry in cell.entries), narrow=stacked)
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -198,7 +198,7 @@ def _caption(section: Section, all_shown: bool = True) -> str:
     lines = [f"decoded with {describe_decode(entries)}"]
     lines.append(f"subsets: {', '.join(section.subsets)}")
     many = [cell for cell in section.cells if _NAMED_SUBSETS < len(cell.subsets) < len(section.subsets)]
-    lines += [f"{_ctx(cell)}: {', '.join(cell.subsets)}" for cell in many]
+    lines += [f"{'own length' if cell.ctx is None else _ctx(cell)}: {', '.join(cell.subsets)}" for cell in many]
     if any(len(set(Counter(row["subset"] for row in e.rows).values())) > 1 for e in entries):
         lines.append("score: mean over samples; some subsets have more than others")
     short = sorted({e.speedup_samples for e in entries if e.speedup is not None and e.speedup_samples < len(e.rows)})
