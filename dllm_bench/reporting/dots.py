@@ -34,7 +34,7 @@ def draw_dots(part: SubFigure, curves: Mapping[str, Sequence[Entry]], look: Mapp
         _dot(right, look[name], row, entry.useful_tokens_per_second, entry.useful_tokens_per_second_interval)
     left.set_yticks(range(len(names)), [name.replace(" [", "\n[") for name in names], fontsize=7, linespacing=0.95)
     left.set(title="Score, with 95 % interval", xlabel="score in %", xlim=(-4, 104))
-    left.invert_yaxis()
+    left.set_ylim(len(names) - 0.4, -0.6)
     right.set(title="Speed, with 95 % interval", xlabel="useful tokens per second")
     right.set_xlim(left=0)
     right.tick_params(labelleft=False)

@@ -25,7 +25,7 @@ __all__ = ["ENDINGS", "by_what_differs", "check_ending", "draw", "needle_grid", 
 
 ENDINGS = (".png", ".svg", ".pdf")
 _WIDTH, _LINES_HEIGHT, _MAP_HEIGHT = 10.0, 3.5, 2.5
-_HEADS_HEIGHT, _DOT_HEIGHT, _LABEL_HEIGHT = 1.0, 0.2, 0.22
+_HEADS_HEIGHT, _DOT_HEIGHT, _LABEL_HEIGHT, _GAP = 1.0, 0.2, 0.22, 0.3
 _MAPS_PER_ROW = 4
 _DEPTH_BINS = 10
 _NAMED_SUBSETS = 3  # more of them are counted in a title
@@ -97,7 +97,8 @@ def draw(sections: Sequence[Section]) -> Figure:
         raise UserError("there is nothing to draw: no stored sample has a context length")
     look = looks((label for block in blocks for label in block.curves), BASELINE)
     heights = [_lines_height(block) + _MAP_HEIGHT * _map_rows(block) for block in blocks]
-    figure = Figure(figsize=(_WIDTH, sum(heights)), layout=ConstrainedLayoutEngine(wspace=0.04, hspace=0.03))
+    gap = _GAP / sum(heights)  # the engine takes a share of the whole figure, however many blocks it has
+    figure = Figure(figsize=(_WIDTH, sum(heights)), layout=ConstrainedLayoutEngine(wspace=0.04, hspace=gap))
     parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)
     for part, block in zip(parts[:, 0], blocks, strict=True):
         _draw_block(part, block, look)
