@@ -53,11 +53,12 @@ reference: $(STAMP)
 	$(MODEL) --task ruler_niah --subset single_3,multikey_3 --ctx 512,1k --samples 100
 	$(MODEL) --task ruler_niah --subset single_1 --ctx 16k,32k --samples 10
 	$(MODEL) --task longbench:mini --ctx 4k --samples 200
-	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 4k --samples 200
+	$(MODEL) --task ruler_niah --subset single_1,single_2,multikey_1,multikey_2 --ctx 4k --samples 200
 	$(REPORTS)
 
-# the same for the cells that take hours: quota at 1k and 4k, 16k and 32k
+# the same for the cells that take hours: several values and queries at 4k, quota at 1k and 4k, 16k and 32k
 reference-long: reference
+	$(MODEL) --task ruler_niah --subset multivalue,multiquery --ctx 4k --samples 200
 	$(MODEL) --task ruler_niah --subset $(NEEDLES) --ctx 1k,4k --samples 200 --steps 12
 	$(MODEL) --task longbench:mini --ctx 4k --samples 200 --steps 8
 	$(MODEL) --task ruler_niah --subset single_1 --ctx 16k --samples 200
