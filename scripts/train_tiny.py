@@ -25,7 +25,7 @@ from tiny_eval import held_out_accuracy
 from tiny_export import FOLDER, export
 from tiny_prompts import TEMPLATES, Maker
 from tiny_stages import BLOCK, CONFIG, GEN, STAGES, Stage
-from tiny_text import WORDS_DIR, load_words, train_tokenizer
+from tiny_text import WORDS_DIR, Words, load_words, train_tokenizer
 from tiny_trainer import Trainer, trained
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -168,12 +168,12 @@ def publish(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) ->
     print(f"wrote {args.out}")
 
 
-def tokenizer_of(folder: Path, words_dir: Path, seed: int) -> Tokenizer:
+def tokenizer_of(folder: Path, words: Words, seed: int) -> Tokenizer:
     """The tokenizer of a run, trained when it starts. Raises UserError for a file that holds none."""
     path = folder / "tokenizer.json"
     if not path.exists():
         print("training the tokenizer", flush=True)
-        train_tokenizer(load_words(words_dir), TEMPLATES, CONFIG["vocab_size"], seed).save(str(path))
+        train_tokenizer(words, TEMPLATES, CONFIG["vocab_size"], seed).save(str(path))
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
@@ -254,7 +254,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.start:
         begin(trainer, args.start, args.folder)
     args.folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizer_of(args.folder, args.words, args.seed)
+    tokenizer = tokenizer_of(args.folder, words, args.seed)
     if args.export:
         publish(trainer, tokenizer, args)
         return 0

@@ -162,7 +162,7 @@ def test_bad_input_is_one_line(small: Path, tmp_path: Path) -> None:
             command(*words)
     (tmp_path / "broken" / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="is no tokenizer"):
-        train_tiny.tokenizer_of(tmp_path / "broken", WORDS_DIR, 0)
+        train_tiny.tokenizer_of(tmp_path / "broken", load_words(), 0)
     assert not (tmp_path / "new").exists() and not (tmp_path / "none").exists()
 
 

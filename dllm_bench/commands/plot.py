@@ -29,6 +29,5 @@ def plot(
 
     figures.check_ending(out)
     _, rows = stored_rows(folder)
-    apart = leaderboard(rows, by_subset=True)
-    figures.save(apart if by_subset else figures.by_what_differs(leaderboard(rows), apart), out)
+    figures.save(leaderboard(rows, by_subset=by_subset, lone_apart=True), out)
     typer.echo(f"wrote {out}")

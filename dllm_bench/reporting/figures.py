@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["ENDINGS", "by_what_differs", "check_ending", "draw", "needle_grid", "save", "style", "write"]
+__all__ = ["ENDINGS", "check_ending", "draw", "needle_grid", "save", "style", "write"]
 
 ENDINGS = (".png", ".svg", ".pdf")
 _WIDTH, _LINES_HEIGHT, _MAP_HEIGHT = 10.0, 3.5, 2.5
@@ -105,19 +105,11 @@ def draw(sections: Sequence[Section]) -> Figure:
     return figure
 
 
-def by_what_differs(joint: Sequence[Section], apart: Sequence[Section]) -> list[Section]:
-    """Of each pair of sections the one with its subsets apart, where there is nothing to compare but subsets."""
-    return [two if _is_one_label(two) else one for one, two in zip(joint, apart, strict=True)]
-
-
-def _is_one_label(section: Section) -> bool:
-    return len({entry.label for cell in section.cells for entry in cell.entries}) == 1
-
-
 def _blocks(section: Section) -> list[_Block]:
+    labels = {entry.label for cell in section.cells for entry in cell.entries}
     apart = len(section.subsets) > 1 and all(cell.subset is not None for cell in section.cells)
-    if apart and _is_one_label(section):
-        return _block_of_subsets(section)
+    if apart and len(labels) == 1:
+        return _block_of_subsets(section, *labels)
     by_subset: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in section.cells:
         by_subset[cell.subsets].append(cell)  # one curve never joins contexts with other subsets
@@ -132,25 +124,23 @@ def _blocks(section: Section) -> list[_Block]:
     return made
 
 
-def _block_of_subsets(section: Section) -> list[_Block]:
-    """A curve per subset, where one method ran with one rule."""
+def _block_of_subsets(section: Section, label: str) -> list[_Block]:
+    """A curve per subset, where one method ran in one way, called `label`."""
     curves: dict[str, list[Entry]] = defaultdict(list)
     for cell in section.cells:
         curves[str(cell.subset)] += cell.entries
-    (label,) = {entry.label for entries in curves.values() for entry in entries}
     names, notes = noted([label])
-    block = _block(f"{section.setting.title} · {names[label]}", curves)
-    return [_Block(one.title, one.curves, notes) for one in block]
+    return _block(f"{section.setting.title} · {names[label]}", curves, notes)
 
 
-def _block(title: str, curves: Mapping[str, Sequence[Entry]]) -> list[_Block]:
-    """The block of these curves, where one of them has a length to stand at."""
+def _block(title: str, curves: Mapping[str, Sequence[Entry]], notes: Sequence[str] = ()) -> list[_Block]:
+    """The block of these curves, where one of them has a length to stand at. `notes`: what marks in the title mean."""
     known = {label: [entry for entry in entries if entry.actual_ctx is not None] for label, entries in curves.items()}
     known = {label: entries for label, entries in known.items() if entries}
     if not known:
         return []
-    names, notes = noted(known)
-    return [_Block(title, {names[label]: entries for label, entries in known.items()}, notes)]
+    names, more = noted(known)
+    return [_Block(title, {names[label]: entries for label, entries in known.items()}, [*notes, *more])]
 
 
 def _draw_block(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:

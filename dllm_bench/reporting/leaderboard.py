@@ -153,15 +153,15 @@ class Section:
     subsets: tuple[str, ...]
 
 
-def leaderboard(rows: Iterable[Row], *, by_subset: bool = False) -> list[Section]:
+def leaderboard(rows: Iterable[Row], *, by_subset: bool = False, lone_apart: bool = False) -> list[Section]:
     """The sections of `rows`, which hold COLUMNS_READ.
 
     Subsets are taken together where at each context all methods of a section ran the same ones, else (and with
-    `by_subset`) apart.
+    `by_subset`) apart. With `lone_apart` also where one method ran in one way: subsets are all there is to compare.
     """
     groups = _by_setting(rows)
     order = sorted(groups, key=lambda key: tuple(str(part) for part in key))
-    return [_section(key, groups[key], order, by_subset) for key in order]
+    return [_section(key, groups[key], order, by_subset, lone_apart) for key in order]
 
 
 def _by_setting(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
@@ -186,12 +186,15 @@ def _setting_key(row: Row) -> tuple[Any, ...]:
     return (*(row[name] for name in _SHOWN[:-1]), threads, *(row[name] for name in _HIDDEN[:-1]))
 
 
-def _section(key: tuple[Any, ...], rows: Sequence[Row], keys: Sequence[tuple[Any, ...]], by_subset: bool) -> Section:
-    apart = by_subset or not _same_subsets(rows)
+def _section(
+    key: tuple[Any, ...], rows: Sequence[Row], keys: Sequence[tuple[Any, ...]], by_subset: bool, lone_apart: bool
+) -> Section:
+    labels = _labels(rows)
+    lone = len(set(labels.values())) == 1
+    apart = by_subset or (lone_apart and lone) or not _same_subsets(rows)
     cells: dict[tuple[int | None, str | None], list[Row]] = defaultdict(list)
     for row in rows:
         cells[row["nominal_ctx"], row["subset"] if apart else None].append(row)
-    labels = _labels(rows)
     order = sorted(cells, key=lambda cell: (cell[0] or 0, cell[1] or ""))
     made = tuple(Cell(ctx, subset, _entries(cells[ctx, subset], labels)) for ctx, subset in order)
     return Section(_setting(key, keys), made, tuple(sorted({row["subset"] for row in rows})))
