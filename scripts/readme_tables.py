@@ -29,7 +29,7 @@ USUAL = 200
 
 
 def accuracy() -> str:
-    """A line per subset, a column per context: percent right by each rule."""
+    """A line per subset, a column per context: the score by each rule, and the samples all right where that differs."""
     found: dict[tuple[str, str, int | None, str], dict[str, Any]] = {}
     for record in measured(MODEL):
         cell = (record["task"], record["subset"], record["ctx"], record["rule"])
@@ -37,12 +37,12 @@ def accuracy() -> str:
             raise ValueError(f"{MODEL} has more than one score for {cell}: rows of different settings or versions")
         found[cell] = record
     lengths = sorted({ctx for _, _, ctx, _ in found}, key=lambda ctx: ctx or 0)
-    heads = ["its own" if ctx is None else ctx_name(ctx) for ctx in lengths]
+    heads = ["no context" if ctx is None else ctx_name(ctx) for ctx in lengths]
     lines = []
     for task, subset in dict.fromkeys((task, subset) for task, subset, *_ in found):
         cells = [[found.get((task, subset, ctx, name)) for name in RULES] for ctx in lengths]
         lines.append([f"`{task}` `{subset}`", *map(joint, cells)])
-    return table(["context", *heads], lines)
+    return table(["task, subset", *heads], lines)
 
 
 def joint(cell: list[dict[str, Any] | None]) -> str:
@@ -55,8 +55,9 @@ def joint(cell: list[dict[str, Any] | None]) -> str:
 def percent(record: dict[str, Any] | None) -> str:
     if record is None:
         return "–"
-    told = f"{100 * record['accuracy']:.1f}".removesuffix(".0")
-    return told if record["n"] == USUAL else f"{told} (n {record['n']})"
+    score, right = (f"{100 * record[name]:.1f}".removesuffix(".0") for name in ("accuracy", "all_right"))
+    notes = [*([f"all {right}"] if score != right else []), *([f"n {record['n']}"] if record["n"] != USUAL else [])]
+    return f"{score} ({', '.join(notes)})" if notes else score
 
 
 def board(task: str) -> str:
@@ -64,7 +65,7 @@ def board(task: str) -> str:
     sections = [s for s in leaderboard(Store(REFERENCE).read(COLUMNS_READ)) if s.setting.task == task]
     if len(sections) != 1:
         titles = ", ".join(s.setting.title for s in sections) or "none"
-        raise ValueError(f"{REFERENCE} must have rows of {task} in one setting, not of: {titles}; run it with --fresh")
+        raise ValueError(f"{REFERENCE} must have rows of {task} in one setting, not of: {titles}; measure all anew")
     return printed(lambda console: tables.print_sections(sections, console))
 
 
@@ -104,8 +105,13 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    try:
+        text = filled(README.read_text(encoding="utf-8"))
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    README.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

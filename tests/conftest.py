@@ -14,6 +14,10 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 import pytest
 import torch
 from lm_eval_files import write_model, write_tasks
+from tiny_export import FOLDER
+from tiny_prompts import Maker
+from tiny_text import load_words
+from tokenizers import Tokenizer
 
 from dllm_bench import cli
 from dllm_bench.decoding import streams
@@ -67,3 +71,9 @@ def lm_eval_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random LLaDA network with a token per byte."""
     return write_model(tmp_path_factory.mktemp("byte_model"))
+
+
+@pytest.fixture(scope="session")
+def maker() -> Maker:
+    """What draws the training samples of the embedded model."""
+    return Maker(Tokenizer.from_file(str(FOLDER / "tokenizer.json")), load_words())

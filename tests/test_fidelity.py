@@ -331,3 +331,4 @@ def test_the_first_error_is_the_earliest_and_then_the_lowest() -> None:
     assert first_error(rows, 0.001) == (0, 3) and first_error(rows, math.inf) is None
     rows.append({**row, "step": 2, "mass_kept": [None, 0.95, 0.7]})
     assert first_error(rows, 0.01) == (1, 2) and first_error(rows, 0.1) == (2, 2), "what is not read is an error too"
+    assert first_error(rows, 0.1, DRIFTS) == (1, 3) and first_error(rows, 0.01, ("mass_kept",)) == (1, 2)

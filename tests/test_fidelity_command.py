@@ -202,7 +202,8 @@ def test_numbers_of_a_summary() -> None:
     assert made.kl_mean == pytest.approx((0.5 * 4 + 0.1 * 12) / 16) and made.kl_max == 7.0
     assert (made.drift_prompt, made.drift_response) == (0.3, 0.2)
     assert made.mass_kept == pytest.approx(0.7) and made.needles_kept == 1.0
-    assert made.error_start == (0, 0), "the filter left out 30 % in the lowest layer before anything drifted"
+    assert made.drift_start == (1, 0), "of the other sample"
+    assert made.unread_start == (0, 0), "30 % of the attention in the lowest layer"
 
 
 def test_options_are_told_apart() -> None:

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("ending", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_each_ending_gives_its_kind_of_picture(folder: Path, tmp_path: Path, ending: str, head: bytes) -> None:
     file = tmp_path / "new" / f"figure.{ending}"
-    plot(file, folder, False)
+    plot(file, folder)
     assert file.read_bytes().startswith(head) and file.stat().st_size > 10_000
     if ending == "png":
         pixels = matplotlib.image.imread(file)
@@ -63,7 +63,7 @@ def test_each_ending_gives_its_kind_of_picture(folder: Path, tmp_path: Path, end
 
 def test_equal_results_give_an_equal_file(folder: Path, tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
-        plot(tmp_path / name, folder, False)
+        plot(tmp_path / name, folder)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
@@ -149,7 +149,7 @@ def test_results_of_one_method_have_a_line_per_subset(tmp_path: Path, monkeypatc
     stored(tmp_path, rows)
     drawn: list[Section] = []
     monkeypatch.setattr(figures, "save", lambda sections, file: drawn.extend(sections))
-    plot(tmp_path / "one.png", tmp_path, False)
+    plot(tmp_path / "one.png", tmp_path)
     blocks = [block for section in drawn for block in figures._blocks(section)]
     lengths = [{name: [e.actual_ctx for e in entries] for name, entries in block.curves.items()} for block in blocks]
     assert lengths == [{name: [500.0] for name in METHODS}, {"a": [510.0, 2046.0], "b": [510.0, 2046.0]}]
@@ -178,7 +178,7 @@ def test_many_subsets_of_one_length_make_a_taller_figure(tmp_path: Path) -> None
 def test_a_place_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(UserError, match=r"^cannot write '.*figure.png' \(.+\): name another --out$"):
-        plot(tmp_path / "file" / "figure.png", folder, False)
+        plot(tmp_path / "file" / "figure.png", folder)
 
 
 def test_a_bad_ending_is_one_line() -> None:
@@ -187,7 +187,7 @@ def test_a_bad_ending_is_one_line() -> None:
     with pytest.raises(UserError, match=r"did you mean 'fig\.png'"):
         check_ending(Path("fig"))
     with pytest.raises(UserError, match="must end in"):
-        plot(Path("fig.txt"), Path("no/such/folder"), False)
+        plot(Path("fig.txt"), Path("no/such/folder"))
 
 
 def test_looks_are_fixed_and_different() -> None:

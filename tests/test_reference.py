@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import readme_tables
+import tiny_card
+import tiny_export
 from rows import make_row
 
 import dllm_bench
@@ -15,13 +18,16 @@ from dllm_bench.running.schema import RESULTS, Kind
 from dllm_bench.running.store import Store
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import readme_tables  # noqa: E402
-import tiny_card  # noqa: E402
-import tiny_export  # noqa: E402
-
 FOLDERS = ("model", "reference")
+
+ASKED = {
+    "single_1": {512: 98, 1024: 98, 4096: 95, 16384: 80, 32768: 60},
+    **{key: {512: 95, 1024: 90, 4096: 80} for key in ("single_2", "multikey_1")},
+    **{key: {512: 85, 1024: 75, 4096: 50} for key in ("multikey_2", "multivalue", "multiquery")},
+    **{key: {512: 80, 1024: 70, 4096: 50} for key in ("mini_qa", "mini_retrieval")},
+    "mini": {None: 70},
+}
+"""Least scores in percent of the embedded model without a cache, by subset and context."""
 
 
 def test_readme_shows_the_committed_rows() -> None:
@@ -35,6 +41,16 @@ def test_the_card_shows_the_committed_rows() -> None:
     training = json.loads((tiny_export.FOLDER / "training.json").read_text(encoding="utf-8"))
     made = tiny_card.card(training, *(tiny_card.measured(ROOT / "results" / name) for name in FOLDERS))
     assert (tiny_export.FOLDER / "README.md").read_text(encoding="utf-8") == made, "run scripts/tiny_card.py"
+
+
+def test_the_model_does_what_is_asked_of_it() -> None:
+    scores = {(r["subset"], r["ctx"], r["rule"]): 100 * r["accuracy"] for r in tiny_card.measured(readme_tables.MODEL)}
+    for subset, least in ASKED.items():
+        for ctx, score in least.items():
+            assert scores[subset, ctx, "threshold 0.9"] >= score, (subset, ctx)
+            # a sum cannot be read off before its digits are there
+            quota = "one token a pass" if subset == "mini" else "4 tokens a pass"
+            assert scores.get((subset, ctx, quota), 100) >= score, (subset, ctx)
 
 
 def test_two_scores_of_one_cell_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +71,7 @@ def test_scores_of_two_machines_are_told_together_but_not_their_speeds(
     assert (record["n"], record["accuracy"], record["all_right"]) == (2, 0.75, 0.5)
     assert tiny_card.line(record, "baseline")[3:6] == ("4 tokens a pass", "2", "75.0")
     monkeypatch.setattr(readme_tables, "REFERENCE", tmp_path)
-    with pytest.raises(ValueError, match=r"in one setting, not of: .*One, 1 thread, .*Two, 2 threads; .* --fresh"):
+    with pytest.raises(ValueError, match=r"in one setting, not of: .*One, 1 thread, .*Two, 2 threads; measure all"):
         readme_tables.board("toy_task")
     with pytest.raises(ValueError, match="not of: none"):
         readme_tables.board("other_task")

@@ -6,44 +6,32 @@ import gzip
 import json
 import random
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from make_mini_sets import SETS, items
+from tiny_data import Batches, Part
+from tiny_eval import held_out_accuracy
+from tiny_export import FOLDER
+from tiny_facts import FACT, FORMS, LABEL, document
+from tiny_grow import grown
+from tiny_problems import held_out_problem, problem
+from tiny_prompts import KINDS, Maker
+from tiny_text import SPECIALS, WORDS_DIR, draw_key, held_out, load_words
+from tokenizers import Tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "dllm_bench" / "models" / "tiny"
-sys.path.insert(0, str(ROOT / "scripts"))
+from dllm_bench.models.checkpoint import load_network, read_config
+from dllm_bench.models.network import Network
 
-from make_mini_sets import SETS, items  # noqa: E402
-from tiny_data import Batches, Part  # noqa: E402
-from tiny_eval import held_out_accuracy  # noqa: E402
-from tiny_facts import FACT, FORMS, LABEL, document  # noqa: E402
-from tiny_grow import grown  # noqa: E402
-from tiny_problems import held_out_problem, problem  # noqa: E402
-from tiny_prompts import KINDS, Maker  # noqa: E402
-from tiny_text import SPECIALS, WORDS_DIR, draw_key, held_out, load_words  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-
-from dllm_bench.models.checkpoint import load_network, read_config  # noqa: E402
-from dllm_bench.models.network import Network  # noqa: E402
-
-needs_words = pytest.mark.skipif(
-    not (WORDS_DIR / "wonderwords_nouns.txt").is_file(), reason="the word lists are not in this checkout"
-)
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def maker(tokenizer: Tokenizer) -> Maker:
-    return Maker(tokenizer, load_words())
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +56,7 @@ def test_weights_are_small_bfloat16_and_of_the_configured_shapes(net: Network) -
 
 def test_config_has_the_official_fields() -> None:
     ours = json.loads((FOLDER / "config.json").read_text())
-    official = json.loads((ROOT / "tests" / "golden" / "llada_fastdllm" / "config.json").read_text())
+    official = json.loads((GOLDEN / "llada_fastdllm" / "config.json").read_text())
     assert set(ours) - {"bos_token_id"} <= set(official)
     assert ours["model_type"] == "llada"
     own = json.loads((FOLDER / "dllm_bench.json").read_text())
@@ -101,7 +89,6 @@ def test_transformers_loads_the_tokenizer(tokenizer: Tokenizer) -> None:
     assert loaded(text, add_special_tokens=False).input_ids == tokenizer.encode(text).ids
 
 
-@needs_words
 def test_pieces_of_a_prompt_tokenise_as_the_whole_text(maker: Maker, tokenizer: Tokenizer) -> None:
     for kind in KINDS.values():
         prompt = maker.prompt(random.Random(5), kind, 400)
@@ -111,7 +98,6 @@ def test_pieces_of_a_prompt_tokenise_as_the_whole_text(maker: Maker, tokenizer: 
         assert all(r in text for r in prompt.references)
 
 
-@needs_words
 @pytest.mark.parametrize("name", ["room", "rooms", "paragraph", "paragraphs"])
 def test_documents_tell_what_is_asked_for(maker: Maker, tokenizer: Tokenizer, name: str) -> None:
     prompt = document(maker, random.Random(3), name, 1024)
@@ -126,7 +112,6 @@ def test_documents_tell_what_is_asked_for(maker: Maker, tokenizer: Tokenizer, na
     assert len(prompt.ids) + len(prompt.answer) <= 1024 + 32
 
 
-@needs_words
 def test_batches_depend_on_seed_and_step_alone(maker: Maker) -> None:
     mix = {"single_1": 1.0, "multivalue": 1.0, "listing": 1.0}
 
@@ -141,7 +126,6 @@ def test_batches_depend_on_seed_and_step_alone(maker: Maker) -> None:
     assert not torch.equal(first, make(1, 7))
 
 
-@needs_words
 def test_only_masked_answer_tokens_are_trained(maker: Maker) -> None:
     batch = Batches(maker, 0).make(3, Part({"single_1": 1.0, "multivalue": 1.0}, 256, 8, stretch=1.0, span=8192))
     seen = batch.ids[:, -batch.rows :]
@@ -151,7 +135,6 @@ def test_only_masked_answer_tokens_are_trained(maker: Maker) -> None:
     assert bool((batch.positions.diff(dim=-1) >= 1).all())
 
 
-@needs_words
 def test_ghost_keys_stand_in_the_gaps_and_count_for_all_missing_haystack(maker: Maker) -> None:
     batch = Batches(maker, 0).make(5, Part({"single_1": 1.0}, 320, 4, stretch=1.0, span=16384, ghosts=256))
     assert batch.ghosts is not None
@@ -169,7 +152,6 @@ def test_ghost_keys_stand_in_the_gaps_and_count_for_all_missing_haystack(maker: 
         assert 0.7 * missing < float(weight[b][used].exp().sum()) <= missing
 
 
-@needs_words
 def test_samples_stand_for_texts_of_the_lengths_asked_for(maker: Maker) -> None:
     def longest(**settings: Any) -> list[int]:
         part = Part(length=320, batch=16, **settings)
@@ -185,7 +167,6 @@ def test_samples_stand_for_texts_of_the_lengths_asked_for(maker: Maker) -> None:
     assert len(set(near)) > 1
 
 
-@needs_words
 def test_answers_are_masked_whole_as_often_as_asked_for(maker: Maker) -> None:
     def whole(share: float) -> int:
         batch = Batches(maker, 0).make(5, Part({"single_1": 1.0}, 256, 40, whole=share))
@@ -201,7 +182,6 @@ def test_word_problems_share_no_batch() -> None:
         Part({"problem": 1.0, "single_1": 1.0}, 256, 4)
 
 
-@needs_words
 def test_held_out_keys_never_occur_in_training(maker: Maker) -> None:
     words = load_words()
     trained = [draw_key(random.Random(i), words, False) for i in range(300)]
@@ -210,7 +190,6 @@ def test_held_out_keys_never_occur_in_training(maker: Maker) -> None:
     assert all(held_out(k) for k in kept)
 
 
-@needs_words
 @pytest.mark.parametrize(
     ("kind", "threshold", "count"),
     [("single_1", 0.9, 6), ("single_1", None, 2), ("paragraph", 0.9, 6), ("room", 0.9, 6), ("problem", 0.9, 10)],
@@ -255,7 +234,6 @@ def test_problems_are_right_and_within_their_range() -> None:
     assert signs == set("+-*/")
 
 
-@needs_words
 @pytest.mark.parametrize("name", list(SETS))
 def test_the_mini_sets_are_those_of_their_script(name: str) -> None:
     text = gzip.decompress((WORDS_DIR / f"{name}.jsonl.gz").read_bytes()).decode()

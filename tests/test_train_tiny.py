@@ -11,29 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import train_tiny
+from tiny_data import Batches, Part
+from tiny_export import FOLDER
+from tiny_prompts import Maker
+from tiny_stages import Stage
+from tiny_text import load_words
+from tiny_trainer import Trainer
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import train_tiny  # noqa: E402
-from tiny_data import Batches, Part  # noqa: E402
-from tiny_export import FOLDER  # noqa: E402
-from tiny_prompts import Maker  # noqa: E402
-from tiny_stages import Stage  # noqa: E402
-from tiny_text import WORDS_DIR, load_words  # noqa: E402
-from tiny_trainer import Trainer  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-
-from dllm_bench.errors import UserError  # noqa: E402
-
-needs_words = pytest.mark.skipif(
-    not (WORDS_DIR / "wonderwords_nouns.txt").is_file(), reason="the word lists are not in this checkout"
-)
-
-
-@pytest.fixture(scope="module")
-def maker() -> Maker:
-    return Maker(Tokenizer.from_file(str(FOLDER / "tokenizer.json")), load_words())
+from dllm_bench.errors import UserError
 
 
 @pytest.fixture
@@ -57,7 +43,6 @@ def command(*words: object) -> int:
     return train_tiny.run(train_tiny.parser().parse_args(["--threads", str(threads), *map(str, words)]))
 
 
-@needs_words
 def test_training_is_deterministic_and_resumes(maker: Maker, tmp_path: Path) -> None:
     batches = Batches(maker, 0)
 
@@ -78,7 +63,6 @@ def test_training_is_deterministic_and_resumes(maker: Maker, tmp_path: Path) -> 
         assert torch.equal(straight.average[name], resumed.average[name])
 
 
-@needs_words
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_same_command_goes_on(
     number: signal.Signals, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -103,7 +87,6 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     assert "saved at step 4 of 4" in out
 
 
-@needs_words
 def test_a_run_that_starts_from_another_tells_both(small: Path, tmp_path: Path) -> None:
     first, more, second = tmp_path / "first", tmp_path / "more", tmp_path / "second"
     assert command("--folder", small, "--steps", 2) == 0
@@ -133,7 +116,6 @@ def test_a_run_that_starts_from_another_tells_both(small: Path, tmp_path: Path) 
     assert not (tmp_path / "new").exists()
 
 
-@needs_words
 def test_bad_input_is_one_line(small: Path, tmp_path: Path) -> None:
     untrained = Trainer(3, "cpu")
     untrained.save(small / "last.pt")

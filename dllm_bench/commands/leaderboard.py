@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dllm_bench.commands.chosen import Contexts, Subsets, Tasks, chosen
 from dllm_bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,22 +34,22 @@ def stored_rows(folder: Path | None) -> tuple[Path, list[Row]]:
     from dllm_bench.reporting.leaderboard import COLUMNS_READ
     from dllm_bench.running.store import Store
 
-    chosen = folder
-    if chosen is None:
+    place = folder
+    if place is None:
         places = [Path("results/runs"), Path("results/reference")]
-        chosen = next((place for place in places if Store(place).files()), None)
-        if chosen is None:
+        place = next((one for one in places if Store(one).files()), None)
+        if place is None:
             raise UserError(
                 "there are no results in results/runs or results/reference: make some with 'dllm-bench run'"
             )
-    if not chosen.is_dir():
-        raise UserError(f"there is no folder '{chosen}': name one that 'dllm-bench run --out' has written")
-    rows = Store(chosen).read(COLUMNS_READ)
+    if not place.is_dir():
+        raise UserError(f"there is no folder '{place}': name one that 'dllm-bench run --out' has written")
+    rows = Store(place).read(COLUMNS_READ)
     if not rows:
-        below = sorted({file.parent for file in chosen.rglob("*.parquet") if not file.name.startswith(".")})
+        below = sorted({file.parent for file in place.rglob("*.parquet") if not file.name.startswith(".")})
         hint = f"there are some in '{below[0]}'" if below else "make some with 'dllm-bench run --out'"
-        raise UserError(f"there are no results in '{chosen}': {hint}")
-    return chosen, list(rows)
+        raise UserError(f"there are no results in '{place}': {hint}")
+    return place, list(rows)
 
 
 def leaderboard(
@@ -57,6 +58,9 @@ def leaderboard(
         typer.Argument(metavar="DIR", help="Results folder; results/runs, else results/reference.", show_default=False),
     ] = None,
     format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
+    task: Tasks = None,
+    subset: Subsets = None,
+    ctx: Contexts = None,
     by_subset: Annotated[bool, typer.Option("--by-subset", help="Show the task's subsets apart.")] = False,
 ) -> None:
     """Compare methods: score, useful tokens per second, speed-up over the baseline, passes, cache size."""
@@ -64,7 +68,7 @@ def leaderboard(
     from dllm_bench.reporting.leaderboard import leaderboard as make
 
     _, rows = stored_rows(folder)
-    sections = make(rows, by_subset=by_subset)
+    sections = make(chosen(rows, task, subset, ctx), by_subset=by_subset)
     if format is Format.table:
         from rich.console import Console
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dllm_bench.commands.chosen import Contexts, Subsets, Tasks, chosen
 from dllm_bench.commands.leaderboard import stored_rows
 
 __all__ = ["plot"]
@@ -18,6 +19,9 @@ def plot(
         Path | None,
         typer.Argument(metavar="DIR", help="Results folder; results/runs, else results/reference.", show_default=False),
     ] = None,
+    task: Tasks = None,
+    subset: Subsets = None,
+    ctx: Contexts = None,
     by_subset: Annotated[bool, typer.Option("--by-subset", help="Show the task's subsets apart.")] = False,
 ) -> None:
     """Draw score and speed against the actual context, and where in the context needles are found.
@@ -29,5 +33,5 @@ def plot(
 
     figures.check_ending(out)
     _, rows = stored_rows(folder)
-    figures.save(leaderboard(rows, by_subset=by_subset, lone_apart=True), out)
+    figures.save(leaderboard(chosen(rows, task, subset, ctx), by_subset=by_subset, lone_apart=True), out)
     typer.echo(f"wrote {out}")

@@ -62,7 +62,8 @@ class Summary:
         kl_mean, kl_max: over all candidates of all passes.
         drift_prompt, drift_response: of the deepest layer behind the last pass, the larger one of keys and values; mean
             over samples.
-        error_start: where errors of more than TOLERANCE begin, as (layer, step): the earliest of all samples.
+        drift_start, unread_start: where drift, and attention that is not read, of more than TOLERANCE begin, as (layer,
+            step): the earliest of all samples.
         mass_kept, needles_kept: mean over the passes and layers that read a selection.
         rows: its rows.
     """
@@ -78,7 +79,8 @@ class Summary:
     kl_max: float | None
     drift_prompt: float | None
     drift_response: float | None
-    error_start: tuple[int, int] | None
+    drift_start: tuple[int, int] | None
+    unread_start: tuple[int, int] | None
     mass_kept: float | None
     needles_kept: float | None
     rows: tuple[Row, ...]
@@ -99,15 +101,15 @@ def errors(row: Row, column: str) -> list[float | None]:
     return [0.0 if v is None else 1.0 - v for v in values] if column == "mass_kept" else list(values)
 
 
-def first_error(rows: Iterable[Row], tolerance: float) -> tuple[int, int] | None:
+def first_error(rows: Iterable[Row], tolerance: float, columns: Sequence[str] = ERRORS) -> tuple[int, int] | None:
     """Where errors begin: (layer, step) of the first step in which a layer's keys or values are further than
     `tolerance` from the exact ones, or more than that of its attention is not read, and of the lowest such layer:
-    those above it inherit its error. None: nowhere."""
+    those above it inherit its error. `columns`: those of ERRORS that count. None: nowhere."""
     found = [
         (row["step"], layer)
         for row in rows
         if row["status"] == "ok"
-        for name in ERRORS
+        for name in columns
         for layer, value in enumerate(errors(row, name))
         if value is not None and value > tolerance
     ]
@@ -146,7 +148,8 @@ def _summary(rows: Sequence[Row]) -> Summary:
         kl_max=max((row["kl_max"] for row in passes if row["kl_max"] is not None), default=None),
         drift_prompt=_mean(_last_drift(sample, "prompt") for sample in samples),
         drift_response=_mean(_last_drift(sample, "response") for sample in samples),
-        error_start=first_error(rows, TOLERANCE),
+        drift_start=first_error(rows, TOLERANCE, DRIFTS),
+        unread_start=first_error(rows, TOLERANCE, ("mass_kept",)),
         mass_kept=_mean(value for row in passes for value in row["mass_kept"] or ()),
         needles_kept=_mean(value for row in passes for value in row["needles_kept"] or ()),
         rows=tuple(rows),
@@ -184,8 +187,9 @@ _COLUMNS = (
     _Column("KL\nmax", lambda s: _small(s.kl_max), 3),
     _Column("drift %\nprompt", lambda s: _percent(s.drift_prompt), 1),
     _Column("drift %\nresp.", lambda s: _percent(s.drift_response), 2),
-    _Column("error from\nlayer, step", lambda s: _place(s.error_start)),
-    _Column("mass\nkept %", lambda s: _percent(s.mass_kept)),
+    _Column("drift\nfrom", lambda s: _place(s.drift_start)),
+    _Column("unread\nfrom", lambda s: _place(s.unread_start)),
+    _Column("mass\nkept %", lambda s: _percent(s.mass_kept), 1),
     _Column("needles\nkept %", lambda s: _percent(s.needles_kept)),
 )
 _LEVELS = ((3, False), (3, True), (2, True), (1, True), (0, True))
@@ -255,10 +259,14 @@ def _caption(made: Sequence[Summary], highest: int) -> Iterator[str]:
     yield "KL of the window's distributions from the exact ones on the same canvas, in nats"
     if highest >= 1 and any(s.drift_prompt is not None or s.drift_response is not None for s in made):
         yield "drift of the deepest layer behind the last pass, the larger one of keys and values"
-    if any(s.error_start is not None for s in made):
-        yield f"error from: first step with a drift, or attention not read, above {TOLERANCE:.0%}; its lowest layer"
+    if any(s.drift_start is not None or s.unread_start is not None for s in made):
+        yield (
+            f"from: layer, step (from 0) where keys or values begin to drift by more than {TOLERANCE:.0%}, more than "
+            "that of the attention to be left unread"
+        )
     if any(s.mass_kept is not None for s in made):
-        yield "kept: of the exact attention, of the needles' tokens over the heads; in passes that read a selection"
+        mass = "of the exact attention; " * (highest >= 1)
+        yield f"kept: {mass}of the needles' tokens, over the heads; in passes that read a selection"
     steps = [row["block_step"] for s in made for row in s.rows if row["block_step"] is not None]
     if steps and not any(steps):
         yield "every block took one pass, so nothing was asked of a cache: --tokens-per-pass 1 makes more passes"
