@@ -28,7 +28,7 @@ demo: $(STAMP)
 
 # what README and the model's card show: the model without a cache (model) and all methods (reference); about two hours
 # on two cores, and reference-long some eight more; stop it and start it again as you like. Rows that are there are kept,
-# whatever machine made them, so in a checkout nothing is left to do: to measure all anew, make reference RESULTS=my/folder
+# whatever machine made them: to measure all anew, make reference-long RESULTS=my/folder
 RESULTS := results
 METHODS := baseline,fast_dllm,dllm_cache,elastic_cache,acache,wavefilter,wavefilter_tuned,depthweave_kv,depthweave_tuned,dkv_cache,sparse_dllm
 NEEDLES := single_1,single_2,multikey_1,multikey_2,multivalue,multiquery
@@ -38,7 +38,7 @@ FIDELITY = $(BIN)/dllm-bench fidelity --out $(RESULTS)/reference --method $(METH
 PLOT = $(BIN)/dllm-bench plot $(RESULTS)/reference --task ruler_niah --out $(RESULTS)/reference
 REPORTS = $(PLOT)/needles.png --subset single_1,multikey_1,multivalue --ctx 512,1k,4k && \
   $(PLOT)/contexts.png --subset single_1
-ifeq ($(RESULTS),results)
+ifeq ($(patsubst %/,%,$(RESULTS)),results)
 REPORTS += && $(BIN)/python scripts/tiny_card.py && $(BIN)/python scripts/readme_tables.py
 endif
 

@@ -33,7 +33,8 @@ def rule(decode: Mapping[str, Any]) -> str:
     if decode.get("threshold") is not None:
         return f"threshold {decode['threshold']:g}"
     per_pass = decode["gen_length"] / decode["steps"]
-    return "one token a pass" if per_pass == 1 else f"{per_pass:g} tokens a pass"
+    # with more steps than tokens each pass commits one, and the last ones are not needed
+    return "one token a pass" if per_pass <= 1 else f"{per_pass:g} tokens a pass"
 
 
 def line(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -117,8 +118,13 @@ def card(training: Mapping[str, Any], alone: list[dict[str, Any]], methods: list
         "Several values are answered in the order in which they stand in the text. Single needles do not fall with "
         "context; needles among needles, several values and questions about documents do.",
     ]
-    wrapped = [p if p[0] in "`|#" else textwrap.fill(p, 120, break_long_words=False) for p in paragraphs]
-    return "\n\n".join(wrapped) + "\n"
+    return "\n\n".join(map(wrapped, paragraphs)) + "\n"
+
+
+def wrapped(paragraph: str) -> str:
+    """In lines of 120 letters, but for code, tables and headings."""
+    as_it_is = paragraph.startswith(("```", "|", "#"))
+    return paragraph if as_it_is else textwrap.fill(paragraph, 120, break_long_words=False)
 
 
 def training_told(training: Mapping[str, Any]) -> list[str]:
@@ -147,9 +153,9 @@ def training_told(training: Mapping[str, Any]) -> list[str]:
 def measures_told(tested: str) -> list[str]:
     """What the tables tell, and of which samples."""
     return [
-        f"By `dllm-bench run`, to {tested} tokens, generation of at most {GEN} tokens in blocks of {BLOCK} "
-        "(`make reference` and `make reference-long`; rows in `results/model` and `results/reference`). Scores of "
-        "several machines are told together: they count right answers, and speed is not told here.",
+        f"By `dllm-bench run`, at up to {tested} tokens, generation of at most {GEN} tokens in blocks of {BLOCK} "
+        "(`make reference` and `make reference-long`; rows in `results/model` and `results/reference`). Scores "
+        "pool several machines; this page gives no speeds.",
         "`score`: the task's own; where several values are asked for, RULER's, the mean share of them that the answer "
         "names. `all right`: samples with a full score. `95 %`: the interval of the score, Wilson's where it is all or "
         "nothing, Student's t for shares. `passes`: through the network, until the answer's end. `threshold 0.9` "
@@ -158,9 +164,9 @@ def measures_told(tested: str) -> list[str]:
         "No sample was seen in training. Numbers and places are drawn anew; RULER's noise is the same sentences in "
         "both, its essays come from another generator (`tasks/prose.py`). A tenth of RULER's keys never occurs in "
         "training; the benchmark draws from all. Word problems are held out by a hash of their wording, so that the "
-        "same sum may occur with other names; the documents' things are held out by hash, too. What the later runs "
-        "trained was chosen by what earlier weights answered wrong at 4k and 32k, on the samples that are measured "
-        "here.",
+        "same sum may occur with other names; the documents' things are held out by hash, too. But what the later "
+        "runs trained was chosen by what earlier weights answered wrong at 4k and 32k, on the samples measured here: "
+        "they were not set aside until the end.",
         "`single_3` and `multikey_3` ask for UUIDs: the model, trained on numbers of seven digits alone, answers with "
         "such a number.",
     ]

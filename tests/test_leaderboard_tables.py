@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -211,25 +212,35 @@ def test_commands_show_the_part_that_is_asked_for(tmp_path: Path, capsys: pytest
         store.append(make_row(task=task, subset=subset, nominal_ctx=ctx))
 
     def shown(**options: str) -> list[tuple[str, str, str]]:
-        command(tmp_path, Format.csv, by_subset=True, **options)  # type: ignore[arg-type]
+        command(tmp_path, Format.csv, by_subset=True, **{name: [text] for name, text in options.items()})
         found = csv.DictReader(io.StringIO(capsys.readouterr().out))
         return [(row["task"], row["subset"], row["ctx"]) for row in found]
 
     assert len(shown()) == 4
     assert shown(task="sums") == [("sums", "mini", "")]
     assert shown(subset="b, mini") == [("sums", "mini", ""), ("toy", "b", "512")]
-    assert shown(ctx="0.5k,2k", subset="a") == [("toy", "a", "512"), ("toy", "a", "2048")]
+    assert shown(ctx="0.5k,2048,", subset="a") == [("toy", "a", "512"), ("toy", "a", "2048")]
     for options, said in (
         ({"task": "tiy"}, "unknown task 'tiy': did you mean 'toy'?"),
         ({"task": "toy", "subset": "mini"}, "unknown subset 'mini': valid: a, b"),
-        ({"ctx": "1k"}, "unknown context length '1k': .*valid: 512, 2k"),
-        ({"task": "sums", "ctx": "512"}, "unknown context length '512': valid: none"),
+        ({"task": ","}, "unknown task '': valid: sums, toy"),
+        ({"ctx": "1500"}, "no results at context length '1500': nearest valid is 2k; valid: 512, 2k"),
+        ({"task": "sums", "ctx": "512"}, "these results have no context lengths: leave --ctx out"),
     ):
         with pytest.raises(UserError, match=said.replace("?", "[?]")):
             shown(**options)
     figure = tmp_path / "figure.png"
     with pytest.raises(UserError, match="unknown subset 'c'"):
-        plot(figure, tmp_path, subset="c")
+        plot(figure, tmp_path, subset=["c"])
     assert not figure.exists(), "nothing is drawn"
-    plot(figure, tmp_path, task="toy", ctx="512")
-    assert figure.stat().st_size > 0
+
+
+def test_choices_of_a_command_may_be_repeated(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    store = Store(tmp_path)
+    for subset in "abc":
+        store.append(make_row(subset=subset))
+    words = ("leaderboard", str(tmp_path), "--format", "csv", "--by-subset")
+    code, out, _ = call(*words, "--subset", "a", "--subset", "c")
+    assert code == 0 and [row["subset"] for row in csv.DictReader(io.StringIO(out))] == ["a", "c"]
+    code, out, err = call(*words, "--subset", "a,d")
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "unknown subset 'd'" in err

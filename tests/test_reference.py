@@ -44,13 +44,16 @@ def test_the_card_shows_the_committed_rows() -> None:
 
 
 def test_the_model_does_what_is_asked_of_it() -> None:
-    scores = {(r["subset"], r["ctx"], r["rule"]): 100 * r["accuracy"] for r in tiny_card.measured(readme_tables.MODEL)}
+    found = {(r["subset"], r["ctx"], r["rule"]): r for r in tiny_card.measured(readme_tables.MODEL)}
     for subset, least in ASKED.items():
+        # a sum cannot be read off before its digits are there
+        quota = "one token a pass" if subset == "mini" else "4 tokens a pass"
         for ctx, score in least.items():
-            assert scores[subset, ctx, "threshold 0.9"] >= score, (subset, ctx)
-            # a sum cannot be read off before its digits are there
-            quota = "one token a pass" if subset == "mini" else "4 tokens a pass"
-            assert scores.get((subset, ctx, quota), 100) >= score, (subset, ctx)
+            for rule in ("threshold 0.9", quota):
+                if rule == quota and (ctx or 0) > 1024:
+                    continue  # four times as long as with the threshold: hours on two cores
+                cell = found[subset, ctx, rule]
+                assert 100 * cell["accuracy"] >= score, (subset, ctx, rule)
 
 
 def test_two_scores_of_one_cell_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dllm_bench.errors import choice
+from dllm_bench.errors import UserError, choice
 
 if TYPE_CHECKING:
     from dllm_bench.reporting.leaderboard import Row
@@ -15,39 +15,58 @@ if TYPE_CHECKING:
 __all__ = ["Contexts", "Subsets", "Tasks", "chosen"]
 
 Tasks = Annotated[
-    str | None, typer.Option("--task", help="Only this task, or several: gsm8k,ruler_niah.", show_default=False)
+    list[str] | None, typer.Option("--task", help="Show these tasks alone: gsm8k,ruler_niah.", show_default=False)
 ]
 Subsets = Annotated[
-    str | None, typer.Option("--subset", help="Only this subset, or several: single_1,multivalue.", show_default=False)
+    list[str] | None,
+    typer.Option("--subset", help="Show these subsets alone: single_1,multivalue.", show_default=False),
 ]
 Contexts = Annotated[
-    str | None, typer.Option("--ctx", help="Only this context length, or several: 512,4k.", show_default=False)
+    list[str] | None, typer.Option("--ctx", help="Show these context lengths alone: 512,4k.", show_default=False)
 ]
 
 
-def chosen(rows: list[Row], tasks: str | None, subsets: str | None, contexts: str | None) -> list[Row]:
-    """The rows of these tasks, subsets and context lengths, each several names with commas; None: all.
+def chosen(
+    rows: list[Row],
+    tasks: Sequence[str] | None = None,
+    subsets: Sequence[str] | None = None,
+    contexts: Sequence[str] | None = None,
+) -> list[Row]:
+    """The rows of these tasks, subsets and context lengths, each a list of names with commas; None: all.
 
     Raises UserError for a name that none of the rows has.
     """
-    from dllm_bench.running.lengths import ctx_name, parse_ctx
-
-    def context(row: Row) -> str:
-        return "" if row["nominal_ctx"] is None else ctx_name(row["nominal_ctx"])
-
-    rows = _of(rows, "task", tasks, lambda row: str(row["task"]))
-    rows = _of(rows, "subset", subsets, lambda row: str(row["subset"]))
-    lengths = None if contexts is None else ",".join(ctx_name(parse_ctx(text)) for text in contexts.split(","))
-    return _of(rows, "context length", lengths, context)
+    return _at(_named(_named(rows, "task", tasks), "subset", subsets), contexts)
 
 
-def _of(rows: list[Row], kind: str, names: str | None, name: Callable[[Row], str]) -> list[Row]:
-    if names is None:
+def _named(rows: list[Row], column: str, texts: Sequence[str] | None) -> list[Row]:
+    from dllm_bench.running.spec import members
+
+    if texts is None:
         return rows
-    wanted = [text.strip() for text in names.split(",")]
-    ordered = sorted(rows, key=lambda row: (row["nominal_ctx"] or 0, row["task"], row["subset"]))
-    known = list(dict.fromkeys(filter(None, map(name, ordered))))
-    for one in wanted:
-        if one not in known:
-            raise choice(kind, one, known)
-    return [row for row in rows if name(row) in wanted]
+    known = sorted({row[column] for row in rows})
+    wanted = members(texts) or [""]
+    for name in wanted:
+        if name not in known:
+            raise choice(column, name, known)
+    return [row for row in rows if row[column] in wanted]
+
+
+def _at(rows: list[Row], texts: Sequence[str] | None) -> list[Row]:
+    from dllm_bench.running.lengths import ctx_name, parse_ctx
+    from dllm_bench.running.spec import members
+
+    if texts is None:
+        return rows
+    known = sorted({row["nominal_ctx"] for row in rows if row["nominal_ctx"] is not None})
+    if not known:
+        raise UserError("these results have no context lengths: leave --ctx out")
+    wanted = [parse_ctx(text) for text in members(texts) or [""]]
+    for ctx in wanted:
+        if ctx not in known:
+            near = min(known, key=lambda one: abs(one - ctx))
+            raise UserError(
+                f"no results at context length '{ctx_name(ctx)}': nearest valid is {ctx_name(near)}; "
+                f"valid: {', '.join(map(ctx_name, known))}"
+            )
+    return [row for row in rows if row["nominal_ctx"] in wanted]

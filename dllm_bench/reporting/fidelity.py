@@ -261,12 +261,12 @@ def _caption(made: Sequence[Summary], highest: int) -> Iterator[str]:
         yield "drift of the deepest layer behind the last pass, the larger one of keys and values"
     if any(s.drift_start is not None or s.unread_start is not None for s in made):
         yield (
-            f"from: layer, step (from 0) where keys or values begin to drift by more than {TOLERANCE:.0%}, more than "
-            "that of the attention to be left unread"
+            f"from: layer, step (counted from 0) where first keys or values are more than {TOLERANCE:.0%} off, more "
+            "than that of the exact attention is not read"
         )
     if any(s.mass_kept is not None for s in made):
-        mass = "of the exact attention; " * (highest >= 1)
-        yield f"kept: {mass}of the needles' tokens, over the heads; in passes that read a selection"
+        mass = "mass of the exact attention, " * (highest >= 1)
+        yield f"kept: {mass}needles' tokens (mean over heads) that a pass reads; in passes that read a selection"
     steps = [row["block_step"] for s in made for row in s.rows if row["block_step"] is not None]
     if steps and not any(steps):
         yield "every block took one pass, so nothing was asked of a cache: --tokens-per-pass 1 makes more passes"

@@ -84,6 +84,7 @@ def draw(made: Sequence[Summary]) -> Figure:
         figsize=(_WIDTH, _ROW_HEIGHT * len(grids) + _EXTRA_HEIGHT),
         layout=ConstrainedLayoutEngine(wspace=0.03, hspace=0.05),
     )
+    figure.suptitle(_title([one for one, _ in grids]), x=0.01, ha="left", fontsize=10, fontweight="bold")
     axes = figure.subplots(len(grids), len(ERRORS), squeeze=False, sharey="row", sharex="row")
     image: Any = None
     for y, (one, maps) in enumerate(grids):
@@ -101,6 +102,13 @@ def draw(made: Sequence[Summary]) -> Figure:
     if notes:
         figure.supxlabel("\n".join(notes), x=0.01, ha="left", fontsize=8)
     return figure
+
+
+def _title(made: Sequence[Summary]) -> str:
+    """What all rows of the figure are about."""
+    names = ("model", "task", "subset")
+    values = [{row[name] for one in made for row in one.rows} for name in names]
+    return " · ".join(str(one) for value in values if len(value) == 1 for one in value)
 
 
 def _where(one: Summary, apart: bool) -> str:

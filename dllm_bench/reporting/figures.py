@@ -140,7 +140,23 @@ def _block(title: str, curves: Mapping[str, Sequence[Entry]], notes: Sequence[st
     if not known:
         return []
     names, more = noted(known)
+    more += _caveats(known)
     return [_Block(title, {names[label]: entries for label, entries in known.items()}, [*notes, *more])]
+
+
+def _caveats(curves: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """What the panels do not show: unequal numbers of samples, and work outside of decoding."""
+    sizes: dict[int, int] = {}
+    for entry in (entry for entries in curves.values() for entry in entries):
+        ctx = entry.rows[0]["nominal_ctx"] or 0
+        sizes[ctx] = max(sizes.get(ctx, 0), entry.n)
+    told = []
+    if len(set(sizes.values())) > 1:
+        told.append("samples: " + ", ".join(f"{n} at {ctx_name(ctx)}" for ctx, n in sorted(sizes.items())))
+    shared = [name for name, entries in curves.items() if any(e.preparation_seconds is not None for e in entries)]
+    if shared:
+        told.append(f"speed leaves out making the state that samples share: {', '.join(sorted(shared))}")
+    return told
 
 
 def _draw_block(part: SubFigure, block: _Block, look: dict[str, Look]) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "decode_settings",
     "expand",
     "generation_budget",
+    "members",
 ]
 
 _DEFAULT_BLOCK = 32
@@ -165,14 +166,14 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def _items(texts: Iterable[str]) -> list[str]:
+def members(texts: Iterable[str]) -> list[str]:
     """The members of comma lists, each once, in order."""
     return list(dict.fromkeys(part.strip() for text in texts for part in text.split(",") if part.strip()))
 
 
 def check(request: Request) -> Plan:
     """Checks all that can be checked without a model. Raises UserError naming the nearest valid choice."""
-    names = _items(request.methods)
+    names = members(request.methods)
     if not names:
         raise UserError("name a method: --method baseline")
     if request.samples < 1:
@@ -198,7 +199,7 @@ def check_task(task: str, subsets: Sequence[str] = (), task_sets: Sequence[str] 
 
 def _subsets(texts: Sequence[str], task: type[Task]) -> tuple[str, ...]:
     groups, found = task.groups(), list[str]()
-    for name in _items(texts) or [task.default_subset]:
+    for name in members(texts) or [task.default_subset]:
         if name not in groups:
             task.check_subset(name)
         found += groups.get(name, (name,))
@@ -207,7 +208,7 @@ def _subsets(texts: Sequence[str], task: type[Task]) -> tuple[str, ...]:
 
 def check_ctxs(request: TaskRequest, texts: Sequence[str]) -> tuple[int | None, ...]:
     """Context lengths in tokens; (None,) where none is given and the task needs none. Raises UserError."""
-    asked, kind = _items(texts), request.task_class.ctx
+    asked, kind = members(texts), request.task_class.ctx
     if kind == "none":
         if asked:
             raise UserError(f"task '{request.name}' has no context lengths: leave --ctx out")
