@@ -224,6 +224,7 @@ def test_the_figure_is_the_mean_by_layer_and_step() -> None:
     said = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert said == ["not held"] * 3 + ["reads all"]
     assert figure.axes[0].get_ylabel() == f"{made.label} · 512\nlayer", "one subset needs no name"
+    assert figure.get_suptitle() == " · ".join(str(rows[0][name]) for name in ("model", "task", "subset"))
     two = [made, summaries([new_row({**row, "subset": "other"}, FIDELITY) for row in rows])[0]]
     told = [axes.get_ylabel().split("\n")[-2:] for axes in draw(two).axes[:10:5]]
     assert told == [["512 single", "layer"], ["512 other", "layer"]]

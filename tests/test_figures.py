@@ -229,3 +229,14 @@ def test_one_length_is_drawn_as_rows_of_dots(tmp_path: Path) -> None:
     speeds = [line.get_xdata()[0] for line in speed.lines]
     assert speeds == [entries[name].useful_tokens_per_second for name in METHODS]
     assert score.yaxis_inverted() and len(score.collections) == 3, "the first is on top, each with an interval"
+
+
+def test_unequal_samples_and_work_outside_of_decoding_are_told(tmp_path: Path) -> None:
+    rows = result_rows(needles=False)
+    assert not draw(stored(tmp_path / "alike", rows)).subfigs[0].get_supxlabel()
+    some = [row for row in rows if row["nominal_ctx"] == 512 or row["index"] < 2]
+    shared = [{**row, "preparation_seconds": 1.0} if row["method"] == "fast_dllm" else row for row in some]
+    assert draw(stored(tmp_path / "unlike", shared)).subfigs[0].get_supxlabel().splitlines() == [
+        "samples: 3 at 512, 2 at 2k",
+        "speed leaves out making the state that samples share: fast_dllm",
+    ]
