@@ -12,6 +12,8 @@ from dllm_bench.reporting import tables
 from dllm_bench.reporting.leaderboard import Section, leaderboard
 
 FAST = {"method": "fast_dllm", "method_label": "fast_dllm"}
+LONG = {"method": "fast_dllm+depthweave_kv+wavefilter", "method_label": "fast_dllm+depthweave_kv+wavefilter"}
+SHARING = {"method": "acache", "method_label": "acache", "probe_seconds": 0.25, "probe_row_layers": 300}
 
 
 def rows_of(n: int = 4, **changes: Any) -> list[dict[str, Any]]:
@@ -46,12 +48,6 @@ def board(width: int, rows: list[dict[str, Any]], *, by_subset: bool = False) ->
     tables.print_sections(leaderboard(rows, by_subset=by_subset), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
-
-
-LONG = {"method": "fast_dllm+depthweave_kv+wavefilter", "method_label": "fast_dllm+depthweave_kv+wavefilter"}
-
-
-SHARING = {"method": "acache", "method_label": "acache", "probe_seconds": 0.25, "probe_row_layers": 300}
 
 
 def sharing_rows() -> list[dict[str, Any]]:

@@ -36,32 +36,29 @@ def chosen(
 
     Raises UserError for a name that none of the rows has.
     """
-    return _at(_named(_named(rows, "task", tasks), "subset", subsets), contexts)
-
-
-def _named(rows: list[Row], column: str, texts: Sequence[str] | None) -> list[Row]:
     from dllm_bench.running.spec import members
 
-    if texts is None:
-        return rows
+    for column, texts in (("task", tasks), ("subset", subsets)):
+        if texts is not None:
+            rows = _named(rows, column, members(texts) or [""])
+    return rows if contexts is None else _at(rows, members(contexts) or [""])
+
+
+def _named(rows: list[Row], column: str, wanted: Sequence[str]) -> list[Row]:
     known = sorted({row[column] for row in rows})
-    wanted = members(texts) or [""]
     for name in wanted:
         if name not in known:
             raise choice(column, name, known)
     return [row for row in rows if row[column] in wanted]
 
 
-def _at(rows: list[Row], texts: Sequence[str] | None) -> list[Row]:
+def _at(rows: list[Row], texts: Sequence[str]) -> list[Row]:
     from dllm_bench.running.lengths import ctx_name, parse_ctx
-    from dllm_bench.running.spec import members
 
-    if texts is None:
-        return rows
     known = sorted({row["nominal_ctx"] for row in rows if row["nominal_ctx"] is not None})
     if not known:
         raise UserError("these results have no context lengths: leave --ctx out")
-    wanted = [parse_ctx(text) for text in members(texts) or [""]]
+    wanted = [parse_ctx(text) for text in texts]
     for ctx in wanted:
         if ctx not in known:
             near = min(known, key=lambda one: abs(one - ctx))

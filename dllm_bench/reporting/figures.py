@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -139,15 +140,15 @@ def _block(title: str, curves: Mapping[str, Sequence[Entry]], notes: Sequence[st
     known = {label: entries for label, entries in known.items() if entries}
     if not known:
         return []
-    names, more = noted(known)
-    more += _caveats(known)
-    return [_Block(title, {names[label]: entries for label, entries in known.items()}, [*notes, *more])]
+    names, marks = noted(known)
+    named = {names[label]: entries for label, entries in known.items()}
+    return [_Block(title, named, [*notes, *marks, *_caveats(named)])]
 
 
 def _caveats(curves: Mapping[str, Sequence[Entry]]) -> list[str]:
     """What the panels do not show: unequal numbers of samples, and work outside of decoding."""
     sizes: dict[int, int] = {}
-    for entry in (entry for entries in curves.values() for entry in entries):
+    for entry in chain.from_iterable(curves.values()):
         ctx = entry.rows[0]["nominal_ctx"] or 0
         sizes[ctx] = max(sizes.get(ctx, 0), entry.n)
     told = []
